@@ -10,7 +10,7 @@ import torch
 from step_cases import language_model, rehearsed, tokens
 from torch import nn
 from torch.autograd import forward_ad
-from torch.func import functional_call, jvp, vmap
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -419,13 +419,48 @@ def spoken(device):
     return step, (torch.ones(8, 400, 80, device=device), torch.ones(8, 50, device=device).long())
 
 
+def overlap(device):
+    """Views that activations write into, classes that overlap, prices that the step clones."""
+    norm = nn.InstanceNorm1d(32, affine=True)
+    model = nn.Sequential(nn.Linear(256, 512), norm, nn.LeakyReLU(0.1, inplace=True))
+    model = model.append(nn.Linear(512, 512)).to(device)
+    prices = torch.ones(32, 512, device=device)
+
+    def loss_of(batch):
+        y = model(batch["x"]).softmax(1)
+        wanted = nn.functional.one_hot(batch["labels"], 32).transpose(1, 2).float()
+        both = (y * wanted * prices.clone()).sum(2)
+        dice = 1 - 2 * both / (y.sum(2) + wanted.sum(2))
+        return dice.mean() + nn.functional.binary_cross_entropy(y, wanted)
+
+    x, labels = torch.ones(16, 32, 256, device=device), torch.ones(16, 512, device=device).long()
+    return training(torch.optim.AdamW(model.parameters()), loss_of), ({"x": x, "labels": labels},)
+
+
+def clipped(device):
+    """Gradients of each row, clipped before they are added up."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+    weights = dict(model.named_parameters())
+
+    def loss_of(weights, row, label):
+        return cross_entropy(functional_call(model, weights, row[None]), label[None])
+
+    def step(x, labels):
+        detached = {name: weight.detach() for name, weight in weights.items()}
+        of_rows = vmap(grad(loss_of), (None, 0, 0))(detached, x, labels)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in of_rows.values()]).norm(dim=0)
+        return {k: torch.einsum("b,b...->...", 1 / norms, g) for k, g in of_rows.items()}
+
+    return step, (torch.ones(64, 64, device=device), torch.ones(64, device=device).long())
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
         *(attention, recast, picked, averaged, bags, tangents, ensemble),
-        *(masked, experts, spoken),
+        *(masked, experts, spoken, overlap, clipped),
     )
 }
 

@@ -23,6 +23,7 @@ class Running:
     """The node of PyTorch's graph that runs, and the storages that were there before it."""
 
     def __init__(self) -> None:
+        self.is_transformed = False  # by functorch, whose tensors are a subclass' on a GPU, too
         self._node: tuple[str, int] | None = None
         self._first = 0
 
@@ -47,7 +48,7 @@ class Running:
 
     def look(self) -> None:
         """Note which node runs: to be asked before an operation makes anything."""
-        node: Any = torch._C._current_autograd_node()
+        node: Any = None if self.is_transformed else torch._C._current_autograd_node()
         known = None if node is None else (node.name(), node._sequence_nr())
         if known != self._node:
             self._node, self._first = known, len(context.tape.sizes)

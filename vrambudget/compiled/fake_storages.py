@@ -46,7 +46,7 @@ class GpuMode(FakeTensorMode):
         self.tuned: set[str] = set()  # kernels that were timed, by what describes them
         self.padded: dict[str, bool] = {}  # products that were timed: whether they are padded
         self._storages: dict[int, tuple[Any, Storage]] = {}
-        self._running = Running()
+        self.running = Running()
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; note what it made."""
@@ -60,7 +60,7 @@ class GpuMode(FakeTensorMode):
             return func(*args, **kwargs or {})
         if func is _COPY and not isinstance(args[0], FakeTensor):
             args = (self.from_tensor(args[0]), *args[1:])  # torch 2.8 would look for a real GPU
-        self._running.look()
+        self.running.look()
         if func is ADD and self._adds_in_place(args):
             return self._added(func, types, args, kwargs)
         name = func.__name__.split(".")[0]
@@ -135,7 +135,7 @@ class GpuMode(FakeTensorMode):
         x = args[0]
         if not isinstance(x, FakeTensor) or x.untyped_storage()._cdata not in self._storages:
             return False
-        return self._running.adds_in_place(x, self.storage_of(x).index)
+        return self.running.adds_in_place(x, self.storage_of(x).index)
 
     def _added(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Return a sum that lies where the first of both lay."""

@@ -54,14 +54,13 @@ def _moved(x: Any, device: Any, dtype: Any, *rest: Any, **options: Any) -> Any:
     options.pop("pin_memory", None)
     copy = options.pop("copy", False)
     device = x.device if device is None else torch.device(device)
-    if device.type in ("cuda", "xla"):  # within a kernel it is meta
-        device = CARD
+    own, device = (CARD if at.type in ("cuda", "xla") else at for at in (x.device, device))
     dtype = dtype or x.dtype
     lies_as = options.get("memory_format") or torch.preserve_format
     lies = lies_as is torch.preserve_format or x.is_contiguous(memory_format=lies_as)
-    if x.device == device and x.dtype is dtype and lies and not copy:
+    if own == device and x.dtype is dtype and lies and not copy:
         return x
-    if x.device != device:
+    if own != device or device == CARD:  # within a kernel it is meta
         options["device"] = device
     return aten._to_copy(x, dtype=dtype, **options)
 

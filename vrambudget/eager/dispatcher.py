@@ -5,7 +5,7 @@ dimension of one element otherwise; eager code never does. In their place are th
 operations whose C++ looks whether a tensor is CUDA's.
 
 Source: torch/_meta_registrations.py (activate_meta), _subclasses/fake_impls.py (_view_meta);
-aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable).
+aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable), Onehot.cpp (one_hot).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses import fake_impls
+from torch._subclasses import fake_impls, fake_tensor
 
 from vrambudget.compiled.python_ops import linear
 from vrambudget.eager import recurrent
@@ -38,6 +38,7 @@ def in_cpp() -> Iterator[None]:
     implementations: Any = fake_impls.op_implementations_dict
     with ExitStack() as stack:
         stack.enter_context(patch.dict(implementations))
+        stack.enter_context(patch.object(fake_tensor, "torch_decomp_decompositions", _only_python))
         for op in _VIEWS:
             implementations.pop(op, None)
         for op in operations:
@@ -61,15 +62,30 @@ def _decomposed() -> list[Any]:
     return [op for op in operations if op and any(key in op.py_kernels for key in _KEYS)]
 
 
+_in_python = fake_tensor.torch_decomp_decompositions
+
+
+def _only_python(op: Any) -> bool:
+    """Whether Python alone says what an operation makes, and how that lies."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Meta")
+    return bool(not has_kernel and _in_python(op))
+
+
 def _dropout(x: Any, p: float, train: bool) -> Any:  # noqa: FBT001 - the schema of aten
     if not train or not p or not x.numel():
         return x
     return _aten.native_dropout(x, p, train)[0] if p < 1 else x.mul(x.new_zeros(()))
 
 
+def _one_hot(x: Any, classes: int = -1) -> Any:
+    classes = classes if classes >= 0 else int(x.max()) + 1
+    return x.new_zeros((*x.shape, classes)).scatter_(-1, x.unsqueeze(-1), 1)
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **recurrent.FUNCTIONS,
     _aten.dropout.default: _dropout,
+    _aten.one_hot.default: _one_hot,
     _aten.linear.default: functools.partial(linear, add=torch.Tensor.add_),
 }
 """By operation."""

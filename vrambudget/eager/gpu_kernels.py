@@ -120,8 +120,11 @@ def _embedding_bag_backward(mode: EagerMode, run: Any, dy: Any, indices: Any, *r
         kernels.unchecked.add("EmbeddingBag")
     if by_frequency or is_sparse or way == _MAX or not indices.numel():
         return run()
+    copy = mode.contiguous(dy)
     shape = rows, dy.shape[1]
-    return mode.fake_of(dense_gradient(indices.numel(), shape, dtype_of(dy.dtype), of_bags=True))
+    v = dense_gradient(indices.numel(), shape, dtype_of(dy.dtype), of_bags=True)
+    del copy
+    return mode.fake_of(v)
 
 
 @_on(_aten.nonzero)

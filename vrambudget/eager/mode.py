@@ -33,7 +33,7 @@ from vrambudget.traced.tensor import REHEARSE, dtype_of, no_rule, with_layouts
 
 _aten = torch.ops.aten
 _READ = _aten._local_scalar_dense.default
-_IN_PLACE = {"BinaryCrossEntropyWithLogits": {"sub", "mul"}, "Clamp": {"logical_and", "logical_or"}}
+_IN_PLACE = {"BinaryCrossEntropy": {"sub", "mul"}, "Clamp": {"logical_and", "logical_or"}}
 """By nodes of autograd's: operations that write into what the node just made."""
 _UNSURE = {"prod", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
 """Operations whose backward, or whose parts, depend on values."""
@@ -65,9 +65,9 @@ class EagerMode(GpuMode):
         if func is _COPY and is_on_card(args[1]) and not is_on_card(args[0]):
             self._convert(args[1], args[0].dtype)
             return args[0]  # to the host, where nobody knows it
-        if func is _MOVE and is_on_card(args[0]) and _goes_to_host(kwargs):
+        if func is _MOVE and is_on_card(args[0]) and _names_host(**kwargs):
             self._convert(args[0], kwargs.get("dtype") or args[0].dtype)
-        self._running.look()
+        self.running.look()
         try:
             return self._by_kernels(func, args, kwargs, run)
         except fake_tensor.DynamicOutputShapeException as error:
@@ -92,14 +92,14 @@ class EagerMode(GpuMode):
             run = partial(super().dispatch, func, (), args, kwargs)
         if name in _UNSURE or (name == "addmm" and kwargs.get("beta", 1) != 1):
             kernels.unchecked.add(name)
-        if is_composed(func) and not (name in WRITES_INTO_ZEROS and self._running.node):
+        if is_composed(func) and not (name in WRITES_INTO_ZEROS and self.running.node):
             with self:
                 return composed(func, args, kwargs)
         return self._written(func, name, args, run)
 
     def _written(self, func: Any, name: str, args: Any, run: Any) -> Any:
         """Run an operation; its result lies in its first argument where a formula writes there."""
-        node, first = self._running.node, self._running.first
+        node, first = self.running.node, self.running.first
         if node == "MaskedFillBackward1" and name == "where":  # it picks by the mask
             kernels.unchecked.add("masked_fill by a tensor")
         own = any(node.startswith(kind) and name in names for kind, names in _IN_PLACE.items())
@@ -124,7 +124,8 @@ class EagerMode(GpuMode):
             del made
 
     def _need(self, func: Any, name: str, args: Any, result: Any) -> None:
-        if name == "_to_copy" and result.dtype in self.autocast and is_weight(args[0]):
+        is_cast = name == "_to_copy" and result.dtype in self.autocast
+        if is_cast and args[0].is_leaf and args[0].requires_grad:
             self.storage_of(result).purpose = Purpose.AUTOCAST_COPIES
         if func.overloadpacket not in gpu_kernels.RULES:
             buffers(func, name, args, result)
@@ -164,16 +165,10 @@ class EagerMode(GpuMode):
 _KEPT = {"xlogy", "special_xlog1py", "neg"}  # results that no formula writes into
 
 
-def _goes_to_host(kwargs: Any) -> bool:
-    device = kwargs.get("device")
+def _names_host(device: Any = None, **_: Any) -> bool:
     return device is not None and torch.device(device).type == "cpu"
 
 
 def is_on_card(x: Any) -> bool:
     """Whether x is a tensor on the fake GPU."""
     return isinstance(x, FakeTensor) and x.fake_device.type == CARD.type
-
-
-def is_weight(x: Any) -> bool:
-    """Whether x is a leaf that is trained."""
-    return bool(is_on_card(x) and x.is_leaf and x.requires_grad)

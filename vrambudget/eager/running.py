@@ -9,7 +9,8 @@ Source: torch/utils/_foreach_utils.py and aten/src/ATen/native/ForeachUtils.h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -31,6 +32,7 @@ from vrambudget.engine.module import Module, register
 from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
 from vrambudget.traced.fast_path import FAST_PATH
+from vrambudget.traced.live import tensors_in
 from vrambudget.traced.shadows import shadow
 from vrambudget.traced.tensor import CARD, DTYPE, REHEARSE
 
@@ -84,10 +86,17 @@ def inside(mode: Standing) -> Iterator[None]:
             *made_without_a_gpu(mode.card.autocast),
             *FAST_PATH,
             *_transforms(mode),
+            *_looking_at_masks(),
         ):
             stack.enter_context(patch.object(target, name, new))
         stack.enter_context(mode)
         yield
+
+
+def _looking_at_masks() -> list[Any]:
+    """Return what lets transformers look at masks though they are fake."""
+    own = sys.modules.get("transformers.utils.import_utils")
+    return [(own, "is_fake_tensor", lambda _: False)] if hasattr(own, "is_fake_tensor") else []
 
 
 def _grouped(lists: Any, with_indices: bool = False) -> Any:  # noqa: FBT001, FBT002 - torch's
@@ -180,13 +189,15 @@ def _backward(mode: Standing, run: Callable[..., Any]) -> Callable[..., Any]:
         before, context.thread = context.thread, "autograd"
         transformed = torch._C._functorch.maybe_current_level() is not None  # of this thread
         makes_graph = args[_CREATE_GRAPH] and not transformed
+        running = mode.card.running
+        outer, running.is_transformed = running.is_transformed, transformed
         try:
             if makes_graph and before == "main":
                 return mode.thread.submit(_in_thread, mode, run, args, options).result()
             with mode:
                 return run(*args, **options)
         finally:
-            context.thread = before
+            context.thread, running.is_transformed = before, outer
             for leaf in mode.leaves():
                 if leaf.grad is not None and leaf.grad.layout is torch.strided:
                     mode.card.storage_of(leaf.grad).purpose = Purpose.GRADIENTS
@@ -239,7 +250,8 @@ def allocate(
         head = getattr(module, "get_output_embeddings", lambda: None)()
         mode.head = id(head) if head is not None else mode.head
     mode.reached = {id(x) for x in found.tensors}
-    here = {id(x) for x in given} | met
+    inputs = [x for x in given if isinstance(x, torch.Tensor | Mapping | Sequence)]
+    here = {id(x) for x in tensors_in(inputs, torch.Tensor)} | met
     memory = {x.untyped_storage().data_ptr(): x for x in parameters.values() if not x.is_meta}
     for x in found.tensors:
         is_plain = x.layout is torch.strided and x.numel() and not x.is_meta

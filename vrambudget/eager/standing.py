@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -40,8 +40,6 @@ _PICKS = {"__getitem__", "__setitem__"}
 
 class Standing(TorchFunctionMode):
     """Hands calls the fake tensor of each live one; `begins` hears of phases."""
-
-    is_step = True
 
     def __init__(self, card: EagerMode) -> None:
         super().__init__()
@@ -79,7 +77,7 @@ class Standing(TorchFunctionMode):
     def _meet(self, x: torch.Tensor) -> None:
         """Have a tensor of the host on the GPU; of a view what it is a view of, once."""
         whole = x if x._base is None else x._base
-        self.met.add(id(whole))
+        self.met |= {id(whole), *getattr(whole, "_made_of", ())}
         self.lay(whole, Purpose.INPUTS)
         if whole is not x:
             self.show(x, whole)
@@ -145,6 +143,9 @@ class Standing(TorchFunctionMode):
             lengths = [x.tolist() for x in given[0][2:4]]
             given = (*given[0][:2], *lengths, *given[0][4:]), given[1]
         result = func(*given[0], **given[1])
+        if _is_of_host(result):
+            of = {number for x in found for number in (id(x), *getattr(x, "_made_of", ()))}
+            vars(result)["_made_of"] = of & self.reached  # what a host's tensor was made of
         return self._handed(func, result, (args, kwargs), list(filter(is_on_card, found)))
 
     def taken(self, value: Any, found: list[Any]) -> Any:
@@ -176,6 +177,8 @@ class Standing(TorchFunctionMode):
     def _note(self, func: Any, x: Any, given: Any, found: list[Any], number: int | None) -> None:
         note = note_of(x)
         if any(x is y for y in found):
+            if x.grad_fn is not None and x._is_view():
+                _as_strided(x)
             known.write(func, given, note, self)
             return
         value = known.of(func, given, self) if found else known.made(func, given)
@@ -216,6 +219,23 @@ def _is_of_host(x: Any) -> bool:
     if type(x) not in {torch.Tensor, torch.nn.Parameter} or not x.dim():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x) and x.device.type == "cpu"
+
+
+def _as_strided(x: torch.Tensor) -> None:
+    """Have a gradient copied into a storage where C++ sees it as a view of one, by strides.
+
+    Of a view that was written into, C++ records how it lies in its base. It does so for no
+    subclass of Tensor, whose views it repeats (autograd/variable.cpp, VariableHooks::grad_fn;
+    FunctionsManual.cpp, as_strided_backward).
+    """
+    node = last = cast("Any", x.grad_fn)
+    while node.name() in _VIEWS_OF_ALL:
+        node = node.next_functions[0][0]
+    if node is not last and node.name().endswith("CopySlices"):
+        last.register_prehook(lambda given: (given[0].clone(), *given[1:]))
+
+
+_VIEWS_OF_ALL = {f"{name}Backward0" for name in ("View", "Permute", "Transpose", "T", "Unsqueeze")}
 
 
 def _picks_by_card(args: Any) -> bool:

@@ -2,7 +2,7 @@
 
     reductions                  partial sums (ops.reduce_buffers)
     matrix products             cuBLAS' workspace; of batches, copies that it can read
-    softmax' backward           grad * output
+    softmax' backward           grad * output, in rows
     group norm                  a, b [N, C]; in backward ds, db, c1 [N, C] and c2, c3 [N, groups]
     upsampling                  an input that lies in neither order is copied
     cdist, pdist in backward    a gradient for each pair: [B, R, P, M] of x1 [B, P, M] and
@@ -14,11 +14,13 @@ A rule is called with an operation's arguments and its result. In the place of e
 Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, ScanKernels.cpp, Im2Col.cu,
 group_norm_kernel.cu: GroupNormKernelImplInternal, GroupNormBackwardKernelImplInternal;
 DistanceKernel.cu: cdist_backward_kernel_impl, pdist_backward_kernel_impl;
-UpSampleNearest2d.cu: upsample_nearest2d_out_cuda_template); native/Loss.cpp;
+UpSampleNearest2d.cu: upsample_nearest2d_out_cuda_template, ..._backward_out_cuda_template;
+UpSampleBilinear2d.cu: upsample_bilinear2d_backward_out_cuda_template); native/Loss.cpp;
 cublasCommonArgs.h (prepare_matrix_for_cublas, prepare_batch_matrix_for_cublas).
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -27,6 +29,7 @@ from vrambudget.dtypes import DType, bool_, float32, float64, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
 from vrambudget.ops.channels_last import is_like_channels_last, is_packed
 from vrambudget.ops.cub import inclusive_sum_bytes
+from vrambudget.ops.elementwise import iterated_strides
 from vrambudget.ops.indexing import accumulating_buffers
 from vrambudget.ops.ordering import read_back_extremes
 from vrambudget.ops.reduce import with_partial_sums
@@ -64,7 +67,7 @@ def _reduced(args: Any, result: Tensor) -> None:
     with_partial_sums(x, dims, result.dtype, accumulator=size)
 
 
-def _in_rows(args: Any, _result: Tensor) -> None:
+def _in_rows(args: Any, _result: Any) -> None:
     """Copy what does not lie in rows (SoftMax.cu, host_softmax)."""
     given = [x for x in args[:2] if isinstance(x, Tensor) and not x.is_contiguous]
     copies = [empty(x.shape, x.dtype) for x in given]
@@ -72,8 +75,9 @@ def _in_rows(args: Any, _result: Tensor) -> None:
 
 
 def _softmax_backward(args: Any, _result: Tensor) -> None:
-    product = empty(args[0].shape, args[0].dtype)
-    del product
+    shape = args[0].shape
+    product = empty(shape, args[0].dtype, iterated_strides(shape, args[:2]))
+    _in_rows((product, args[1]), None)
 
 
 def batched_product(args: Any, _result: Any) -> None:
@@ -176,13 +180,14 @@ def _sort(args: Any, _result: Any) -> None:
     sort_buffers(args[0].shape, args[0].dtype)
 
 
-def differences(args: Any) -> Shape | None:
-    """Return the shape of the differences that a loss reduces; None without a reduction.
+def differences(args: Any, place: int = _REDUCTION) -> Shape | None:
+    """Return the shape of the differences that a loss reduces; None without (args[place]).
 
     The loss is made as large as they are, then resized to the one number that stays in it
-    (native/Loss.cpp, TORCH_META_FUNC(mse_loss), smooth_l1_loss).
+    (native/Loss.cpp, TORCH_META_FUNC(mse_loss), smooth_l1_loss; cuda/Loss.cu,
+    binary_cross_entropy_out_cuda).
     """
-    if len(args) > _REDUCTION and args[_REDUCTION] == _NONE:
+    if len(args) > place and args[place] == _NONE:
         return None
     return _together(args[:2])
 
@@ -193,6 +198,14 @@ def _loss(args: Any, result: Tensor) -> None:
     if shape is not None:
         apart = empty(shape, result.dtype)
         with_partial_sums(apart, tuple(range(len(shape))), result.dtype, accumulator=4)
+        del apart
+
+
+def _binary_cross_entropy(args: Any, result: Tensor) -> None:
+    """Reduce what the result began as, apart."""
+    if differences(args, _REDUCTION + 1) is not None:
+        apart = empty((), result.dtype)
+        with_partial_sums(args[0], tuple(range(args[0].ndim)), result.dtype, accumulator=4)
         del apart
 
 
@@ -237,12 +250,12 @@ def _float32_rows(x: Tensor, count: int, rows: int, columns: int) -> list[Tensor
     return [empty((rows, columns), kind) for _ in range(count)]
 
 
-def _upsample(args: Any, _result: Any) -> None:
-    """Copy an image that lies in neither order, or in channels last but has few channels."""
+def _upsample(args: Any, _result: Any, channels: int = _CHANNELS_TO_GAIN) -> None:
+    """Copy an image that lies in neither order, or in channels last but has too few channels."""
     x = args[0]
     if x.ndim != _IMAGE or x.is_contiguous:
         return
-    is_last = is_like_channels_last(x.shape, x.strides) and x.shape[1] >= _CHANNELS_TO_GAIN
+    is_last = is_like_channels_last(x.shape, x.strides) and x.shape[1] >= channels
     if not (is_last and is_packed(x.shape, x.strides, channels_last=True)):
         copied = empty(x.shape, x.dtype)
         del copied
@@ -286,10 +299,15 @@ OPERATIONS: dict[str, Rule] = {
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
     "topk": _nothing,
     "histc": _histc,
-    **dict.fromkeys(("mse_loss", "smooth_l1_loss"), _loss),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
+    "binary_cross_entropy": _binary_cross_entropy,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     **dict.fromkeys(("upsample_nearest2d", "_upsample_nearest_exact2d"), _upsample),
+    **dict.fromkeys(
+        ("upsample_bilinear2d_backward", "upsample_nearest2d_backward"),
+        partial(_upsample, channels=1),
+    ),
     "native_batch_norm_backward": _batch_norm_backward,
     **dict.fromkeys(("index", "_unsafe_index"), _index),
     "unfold_backward": _unfold_backward,

@@ -47,12 +47,13 @@ def result_bytes(name: str, args: Any, result: Any) -> int | None:
     """
     if name in _COLUMNS:
         return int(max(args[0].numel(), result.numel()) * result.element_size())
-    shape = differences(args) if name in _LOSSES else None
+    shape = differences(args, _LOSSES[name]) if name in _LOSSES else None
     return None if shape is None else int(math.prod(shape) * args[0].element_size())
 
 
 _COLUMNS = {"im2col", "col2im"}
-_LOSSES = {"mse_loss", "smooth_l1_loss"}
+_LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "binary_cross_entropy": 3}
+"""By the place of the reduction among the arguments."""
 
 
 def temporaries(func: Any, name: str, args: Any, result: Any) -> None:

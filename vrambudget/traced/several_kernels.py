@@ -18,8 +18,8 @@ import torch
 
 def kernel_by_kernel(name: str, args: Any) -> Callable[[], Any] | None:
     """Return what runs an aten operation as its kernels do, None where it is one kernel."""
-    if name in _COMPOSED:
-        return partial(_COMPOSED[name], *args)
+    if name == "log_sigmoid_forward":
+        return partial(_log_sigmoid, *args)
     if name != "roll":
         return None
     x, shifts, dims = args[0], args[1], args[2] if len(args) > 2 else ()  # noqa: PLR2004 - its places
@@ -37,11 +37,6 @@ def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torc
 
 def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), x.new_empty(0)
-
-
-_COMPOSED: dict[str, Callable[..., Any]] = {
-    "log_sigmoid_forward": _log_sigmoid,
-}
 
 
 def _bce_with_logits_backward(function: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
