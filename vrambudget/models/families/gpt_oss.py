@@ -117,7 +117,7 @@ def eager_attention(
     if mask is not None:
         attn_weights = add(attn_weights, mask)
     B, H, T, _ = query.shape
-    sinks = expand(reshape(layer.self_attn.sinks, 1, -1, 1, 1), B, H, T, 1)
+    sinks = expand(reshape(layer.self_attn(), 1, -1, 1, 1), B, H, T, 1)
     combined_logits = cat((attn_weights, sinks), dim=-1)
     combined_logits = sub(combined_logits, unsqueeze(max_last(combined_logits)[0], 3))
     probs = softmax(combined_logits, dtype=combined_logits.dtype)
@@ -125,6 +125,16 @@ def eager_attention(
     attn_weights = to(dropout(scores, dropout_p), value_states.dtype)
     output = matmul(attn_weights, value_states)
     return contiguous(transpose(output, 1, 2)), attn_weights
+
+
+class Sinks(Module):
+    """GptOssAttention as far as hooks see it: a score of each head [H]."""
+
+    sinks: Tensor
+
+    def forward(self) -> Tensor:
+        """Return the sinks: what gathers them acts on a call."""
+        return self.sinks
 
 
 class GptOssModel(Model):
@@ -163,6 +173,10 @@ class GptOssConfig(DecoderConfig):
     def rope(self) -> dict[str, Any]:
         """The parameters of rotary positions: yarn where a file has none."""
         return super().rope or {"rope_type": "yarn"}
+
+    def inner(self, path: str) -> Module:
+        """Return a layer's module that has modules."""
+        return Sinks() if path == "self_attn" else super().inner(path)
 
     def eager(self, layer: Module) -> EagerAttention:
         """Return how a layer attends."""
