@@ -16,14 +16,16 @@ from rehearsed import (
 import vrambudget
 from vrambudget.errors import NotModelledError, VramBudgetError
 
-torch = step_cases = eager_cases = None
+torch = step_cases = eager_cases = vision_cases = None
 with contextlib.suppress(ImportError):
     import eager_cases
     import step_cases
     import torch
+    import vision_cases
 
 pytestmark = pytest.mark.skipif(torch is None, reason="torch is not installed")
 RECORDS, EAGER = records_of("steps.jsonl"), records_of("eager_steps.jsonl")
+VISION = records_of("vision_steps.jsonl")
 
 
 def followed(name, cases="step_cases", **options):
@@ -42,6 +44,19 @@ def test_a_step_that_leans_on_autograd_equals_its_rehearsal(record):
     assert_equal(followed(record["id"], "eager_cases").peak, record)
 
 
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@each(VISION)
+def test_a_step_on_pictures_among_words_equals_its_rehearsal(record):
+    if record["id"] in vision_cases.ASK_CUDNN:
+        pytest.importorskip("nvidia.cudnn")
+    assert_equal(followed(record["id"], "vision_cases").check().peak, record)
+
+
+@each_on_the_virtual_gpu(VISION)
+def test_the_records_of_pictures_among_words_are_what_a_rehearsal_says(record, tmp_path):
+    assert_rehearsed("vision_cases.py", record, tmp_path)
+
+
 @each_on_the_virtual_gpu(EAGER)
 def test_the_records_of_eager_steps_are_what_a_rehearsal_says(record, tmp_path):
     assert_rehearsed("eager_cases.py", record, tmp_path)
@@ -55,6 +70,7 @@ def test_the_records_of_steps_are_what_a_rehearsal_says(record, tmp_path):
 def test_every_step_has_a_record():
     assert [record["id"] for record in RECORDS] == list(step_cases.CASES)
     assert [record["id"] for record in EAGER] == list(eager_cases.CASES)
+    assert [record["id"] for record in VISION] == list(vision_cases.CASES)
 
 
 def test_what_a_step_changes_is_put_back():

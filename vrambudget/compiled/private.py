@@ -64,6 +64,7 @@ _TAKEN = (
     "torch._inductor.compile_fx.get_input_idxs_to_check",
     "torch._dynamo.device_interface.device_interfaces",
     "torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS",
+    "torch._subclasses.fake_tensor.init_gpu_context",
     "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder",
     "torch._inductor.fx_passes.pad_mm.get_do_bench",
     "torch._inductor.fx_passes.pad_mm.has_triton",

@@ -15,6 +15,12 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_
 _GENERATES = "ForConditionalGeneration"
 _LONGEST = 1024  # tokens, where a model would take many more
 
+TEXT_ALONE = (
+    "a batch of text: what sees or hears lies on the GPU and does nothing;"
+    " vrambudget.follow(step, batch) counts a step with pictures"
+)
+"""What a report says of a model that reads more than text."""
+
 
 def tasks_of(values: Mapping[str, Any]) -> tuple[Task, ...]:
     """Return the tasks of a model, its own first."""
@@ -33,6 +39,11 @@ def _inner(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the configuration of the language model in a model that reads more than text."""
     inner = values.get("text_config")
     return inner if isinstance(inner, Mapping) and not values.get("is_encoder_decoder") else None
+
+
+def reads_more(values: Mapping[str, Any]) -> bool:
+    """Return whether a model with a language model inside reads images or sound, too."""
+    return _inner(values) is not None
 
 
 def length_of(values: Mapping[str, Any]) -> int:

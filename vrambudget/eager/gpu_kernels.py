@@ -24,7 +24,6 @@ from vrambudget.ops.convolution_kernels import Geometry
 from vrambudget.ops.cub import sort_pairs_bytes
 from vrambudget.ops.embedding import dense_gradient
 from vrambudget.ops.foreach_norm import foreach_norm
-from vrambudget.ops.selection import places
 from vrambudget.tape.events import Purpose, Storage, Tape
 from vrambudget.traced import kernels, orders
 from vrambudget.traced.several_kernels import kernel_by_kernel
@@ -46,7 +45,9 @@ _MAX = 2  # of embedding bags' ways: sum, mean, max
 _SUPPORTED_NORMS = (1, 2, float("inf"))
 
 
-def _on(*packets: Any) -> Callable[[Rule], Rule]:
+def on(*packets: Any) -> Callable[[Rule], Rule]:
+    """Let a function be the rule of these operations."""
+
     def registered(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(packets, rule))
         return rule
@@ -65,7 +66,7 @@ def _call(mode: EagerMode, x: Any, weight: Any, options: Any) -> Any:
     return convolutions.call(*given, output_padding=tuple(output_padding) if transposed else None)
 
 
-@_on(_aten.convolution)
+@on(_aten.convolution)
 def _convolution(mode: EagerMode, _run: Any, x: Any, weight: Any, _bias: Any, *options: Any) -> Any:
     stride, _, _, transposed, output_padding, _ = options
     if transposed and any(n >= step for n, step in zip(output_padding, stride, strict=False)):
@@ -73,7 +74,7 @@ def _convolution(mode: EagerMode, _run: Any, x: Any, weight: Any, _bias: Any, *o
     return mode.fake_of(_call(mode, x, weight, options).result())
 
 
-@_on(_aten.convolution_backward)
+@on(_aten.convolution_backward)
 def _convolution_backward(
     mode: EagerMode, _run: Any, dy: Any, x: Any, weight: Any, _bias: Any, *rest: Any
 ) -> Any:
@@ -82,7 +83,7 @@ def _convolution_backward(
     return tuple(None if v is None else mode.fake_of(v) for v in found)
 
 
-@_on(_aten.embedding_dense_backward)
+@on(_aten.embedding_dense_backward)
 def _embedding_backward(
     mode: EagerMode, _run: Any, dy: Any, indices: Any, rows: int, *_: Any
 ) -> Any:
@@ -101,19 +102,19 @@ def _made(mode: EagerMode, run: Any, *order: int) -> Any:
     return results
 
 
-@_on(_aten.native_dropout)
+@on(_aten.native_dropout)
 def _dropout(mode: EagerMode, run: Any, *_: Any) -> Any:
     """Make the mask first (cuda/Dropout.cu, dropout_cuda)."""
     return _made(mode, run, 1, 0)
 
 
-@_on(_aten._embedding_bag, _aten._embedding_bag_forward_only)
+@on(_aten._embedding_bag, _aten._embedding_bag_forward_only)
 def _embedding_bag(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
     """Make the result last (cuda/EmbeddingBag.cu, _embedding_bag_cuda)."""
     return _made(mode, run, 2, 1, 0, 3)
 
 
-@_on(_aten._embedding_bag_backward)
+@on(_aten._embedding_bag_backward)
 def _embedding_bag_backward(mode: EagerMode, run: Any, dy: Any, indices: Any, *rest: Any) -> Any:
     rows, by_frequency, way, is_sparse = rest[4:8]
     if by_frequency or is_sparse:
@@ -127,36 +128,7 @@ def _embedding_bag_backward(mode: EagerMode, run: Any, dy: Any, indices: Any, *r
     return mode.fake_of(v)
 
 
-@_on(_aten.nonzero)
-def _nonzero(mode: EagerMode, _run: Any, x: Any) -> Any:
-    copy = mode.contiguous(x)
-    found = mode.fake_of(places(tuple(x.shape), mode.count(x)))
-    del copy
-    with mode:
-        return found.t()
-
-
-def without_masks(mode: EagerMode, indices: Any) -> list[Any]:
-    """Return indices with the places where masks are true (native/IndexingUtils.h)."""
-    found: list[Any] = []
-    for index in indices:
-        if index is None or index.dtype not in {torch.bool, torch.uint8}:
-            found.append(index)
-            continue
-        with mode:
-            found += index.nonzero().unbind(1)
-    return found
-
-
-@_on(_aten.masked_select)
-def _masked_select(mode: EagerMode, _run: Any, x: Any, mask: Any) -> Any:
-    """Pick by a mask as an index does (cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
-    with mode:
-        shape = torch.broadcast_shapes(x.shape, mask.shape)
-        return x.expand(shape)[mask if mask.shape == shape else mask.expand(shape)]
-
-
-@_on(_aten.logsumexp)
+@on(_aten.logsumexp)
 def _logsumexp(mode: EagerMode, _run: Any, x: Any, dims: Any, keepdim: bool = False) -> Any:  # noqa: FBT001, FBT002 - the schema of aten
     """Look for infinite ones among the largest (native/ReduceOps.cpp, logsumexp_out_impl)."""
     with mode:
@@ -164,17 +136,6 @@ def _logsumexp(mode: EagerMode, _run: Any, x: Any, dims: Any, keepdim: bool = Fa
         infinite = largest.abs() == math.inf
         del infinite
         return (x - largest).exp_().sum(dims, keepdim)
-
-
-@_on(_aten.bincount)
-def _bincount(mode: EagerMode, _run: Any, x: Any, weights: Any = None, least: int = 0) -> Any:
-    """Look for the smallest and the largest, which is read back (cuda/SummaryOps.cu)."""
-    with mode:
-        for bound in (x.min, x.max):
-            bound()
-        bins = max(mode.largest(x) + 1, least) if x.numel() else least
-        kinds = {None: torch.int64, torch.float32: torch.float32}
-        return x.new_zeros(bins, dtype=kinds.get(weights and weights.dtype, torch.float64))
 
 
 def _states(mode: EagerMode, scores: Any, targets: Any, lengths: Any) -> tuple[int, Any]:
@@ -191,7 +152,7 @@ def _states(mode: EagerMode, scores: Any, targets: Any, lengths: Any) -> tuple[i
         return longest, (states, copies)
 
 
-@_on(_aten._ctc_loss)
+@on(_aten._ctc_loss)
 def _ctc_loss(mode: EagerMode, _run: Any, scores: Any, targets: Any, *lengths: Any) -> Any:
     _, (states, copies) = _states(mode, scores, targets, lengths[1])
     with mode:
@@ -200,7 +161,7 @@ def _ctc_loss(mode: EagerMode, _run: Any, scores: Any, targets: Any, *lengths: A
     return losses, states
 
 
-@_on(_aten._ctc_loss_backward)
+@on(_aten._ctc_loss_backward)
 def _ctc_loss_backward(mode: EagerMode, _run: Any, _dy: Any, *args: Any) -> Any:
     scores, targets, _, lengths = args[:4]
     longest, states = _states(mode, scores, targets, lengths)
@@ -214,7 +175,7 @@ def _ctc_loss_backward(mode: EagerMode, _run: Any, _dy: Any, *args: Any) -> Any:
     return dx
 
 
-@_on(_aten._efficientzerotensor)
+@on(_aten._efficientzerotensor)
 def _zeros_of_no_memory(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
     """Make what forward mode AD has for tangents that are zero (native/ZeroTensorFallback.cpp)."""
     with mode._quiet():
@@ -224,7 +185,7 @@ def _zeros_of_no_memory(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
     return zeros
 
 
-@_on(_aten.native_layer_norm, _aten._fused_rms_norm)
+@on(_aten.native_layer_norm, _aten._fused_rms_norm)
 def _normalised(mode: EagerMode, run: Any, x: Any, *_: Any) -> Any:
     copy = mode.contiguous(x)
     result = run()
@@ -232,7 +193,7 @@ def _normalised(mode: EagerMode, run: Any, x: Any, *_: Any) -> Any:
     return result
 
 
-@_on(_aten.native_layer_norm_backward, _aten._fused_rms_norm_backward)
+@on(_aten.native_layer_norm_backward, _aten._fused_rms_norm_backward)
 def _norm_backward(mode: EagerMode, _run: Any, dy: Any, x: Any, shape: Any, *rest: Any) -> Any:
     wants_x, *affine = rest[-1]
     given = mode.tensor_of(x), mode.tensor_of(dy), len(shape)
@@ -240,7 +201,7 @@ def _norm_backward(mode: EagerMode, _run: Any, dy: Any, x: Any, shape: Any, *res
     return tuple(None if v is None else mode.fake_of(v) for v in found)
 
 
-@_on(_aten._foreach_norm)
+@on(_aten._foreach_norm)
 def _foreach_norm(mode: EagerMode, run: Any, tensors: Any, p: float = 2, dtype: Any = None) -> Any:
     plain = dtype is None and p in _SUPPORTED_NORMS and len({x.dtype for x in tensors}) == 1
     if not plain:
@@ -248,7 +209,7 @@ def _foreach_norm(mode: EagerMode, run: Any, tensors: Any, p: float = 2, dtype: 
     return [mode.fake_of(v) for v in foreach_norm([mode.tensor_of(x) for x in tensors])]
 
 
-@_on(_aten.log_sigmoid_forward, _aten.roll)
+@on(_aten.log_sigmoid_forward, _aten.roll)
 def _several_kernels(mode: EagerMode, run: Any, *args: Any) -> Any:
     steps = kernel_by_kernel(mode.operation, args)
     if steps is None:
@@ -257,7 +218,7 @@ def _several_kernels(mode: EagerMode, run: Any, *args: Any) -> Any:
         return steps()
 
 
-@_on(_aten.multinomial)
+@on(_aten.multinomial)
 def _multinomial(
     mode: EagerMode,
     run: Any,
@@ -288,7 +249,7 @@ def _multinomial(
     return result
 
 
-@_on(_aten.randperm)
+@on(_aten.randperm)
 def _randperm(_mode: EagerMode, run: Any, n: int, *_: Any, out: Any, **__: Any) -> Any:
     """Sort numbers by random keys, of 32 bits where those make two equal ones unlikely.
 
@@ -302,7 +263,7 @@ def _randperm(_mode: EagerMode, run: Any, n: int, *_: Any, out: Any, **__: Any) 
     return run()
 
 
-@_on(_aten._thnn_fused_gru_cell)
+@on(_aten._thnn_fused_gru_cell)
 def _gru_cell(mode: EagerMode, _run: Any, _x: Any, _gates: Any, hidden: Any, *_: Any) -> Any:
     """Keep five parts for backward (RNN.cu, GRU_WORKSPACE_MULTIPLIER)."""
     with mode:
@@ -310,7 +271,7 @@ def _gru_cell(mode: EagerMode, _run: Any, _x: Any, _gates: Any, hidden: Any, *_:
         return torch.empty_like(hidden), kept
 
 
-@_on(_aten._thnn_fused_gru_cell_backward)
+@on(_aten._thnn_fused_gru_cell_backward)
 def _gru_cell_backward(mode: EagerMode, _run: Any, dy: Any, kept: Any, has_bias: bool) -> Any:  # noqa: FBT001
     rows, width = dy.shape
     with mode:
@@ -319,6 +280,6 @@ def _gru_cell_backward(mode: EagerMode, _run: Any, dy: Any, kept: Any, has_bias:
         return (*gates, dx, *(x.sum(0) if has_bias else None for x in gates))
 
 
-@_on(*(getattr(_aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")))
+@on(*(getattr(_aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")))
 def _in_place(*_: Any, **__: Any) -> None:
     return None

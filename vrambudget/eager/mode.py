@@ -21,6 +21,7 @@ from vrambudget.compiled.hidden import buffers
 from vrambudget.compiled.private import FakeTensor, fake_tensor
 from vrambudget.eager import gpu_kernels, numbers
 from vrambudget.eager.notes import note_of
+from vrambudget.eager.value_sizes import without_masks
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
@@ -87,10 +88,11 @@ class EagerMode(GpuMode):
             return rule(self, run, *args, **kwargs)
         name = packet.__name__
         if name in _INDEXING and (name == "index" or args[2].numel() > 1):
-            indices = gpu_kernels.without_masks(self, args[1])
+            indices = without_masks(self, args[1])
             args = (args[0], indices, *args[2:])
             run = partial(super().dispatch, func, (), args, kwargs)
-        if name in _UNSURE or (name == "addmm" and kwargs.get("beta", 1) != 1):
+        is_unsure = name in _UNSURE and not _is_of_integers(name, args[0])
+        if is_unsure or (name == "addmm" and kwargs.get("beta", 1) != 1):
             kernels.unchecked.add(name)
         if is_composed(func) and not (name in WRITES_INTO_ZEROS and self.running.node):
             with self:
@@ -160,6 +162,11 @@ class EagerMode(GpuMode):
         if note.known is None:
             numbers.note([own_line(stack())])
         return note.ordinary().item()
+
+
+def _is_of_integers(name: str, x: Any) -> bool:
+    """Whether a product is one of integers, which has no backward."""
+    return name == "prod" and not x.is_floating_point()
 
 
 _KEPT = {"xlogy", "special_xlog1py", "neg"}  # results that no formula writes into

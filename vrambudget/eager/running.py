@@ -20,7 +20,7 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from vrambudget.compiled.model import on_card
-from vrambudget.compiled.private import enable_python_dispatcher
+from vrambudget.compiled.private import enable_python_dispatcher, fake_tensor
 from vrambudget.eager import numbers
 from vrambudget.eager.dispatcher import FUNCTIONS, in_cpp
 from vrambudget.eager.found import Found
@@ -77,6 +77,7 @@ def inside(mode: Standing) -> Iterator[None]:
             (torch.cuda, "is_available", lambda: True),
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "_lazy_init", lambda: None),
+            (fake_tensor, "init_gpu_context", lambda _device: None),
             (torch.cuda, "manual_seed", lambda _seed: None),
             (torch.cuda, "manual_seed_all", lambda _seed: None),
             (torch.cuda, "get_rng_state", lambda _device=None: state),

@@ -142,6 +142,8 @@ class Standing(TorchFunctionMode):
         if func.__name__ == "ctc_loss" and _is_of_host(given[0][3]):  # C++ would have them by now
             lengths = [x.tolist() for x in given[0][2:4]]
             given = (*given[0][:2], *lengths, *given[0][4:]), given[1]
+        if func in (torch.tensor, torch.as_tensor) and isinstance(given[0][0], list | tuple):
+            given = (_numbers(given[0][0]), *given[0][1:]), given[1]
         result = func(*given[0], **given[1])
         if _is_of_host(result):
             of = {number for x in found for number in (id(x), *getattr(x, "_made_of", ()))}
@@ -255,6 +257,13 @@ def _value(x: Any) -> torch.Tensor:
     if note.known is None:
         numbers.note([own_line(stack())])
     return note.ordinary()
+
+
+def _numbers(x: Any) -> Any:
+    """Return lists with the numbers of the tensors in them, which the host reads back."""
+    if isinstance(x, list | tuple):
+        return [_numbers(item) for item in x]
+    return _value(x).tolist() if is_on_card(x) else x
 
 
 def _item(_mode: Standing, x: Any) -> Any:

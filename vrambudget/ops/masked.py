@@ -43,15 +43,23 @@ def index_mask(x: Tensor, mask: Tensor, count: int) -> Tensor:
     return record("index", y, inputs=(x,), saved=(kept,), backward=backward)
 
 
+def scattering_buffers(shape: Shape, mask: Tensor) -> None:
+    """Allocate and free what masked_scatter_ into [*shape] counts the places of its mask in."""
+    counts = empty(shape, int64)
+    is_copied = mask.shape != shape or not mask.is_contiguous
+    rows = empty(shape, mask.dtype) if is_copied else None
+    empty_bytes(exclusive_sum_bytes(numel(shape)))  # freed at once: nobody holds it
+    del counts, rows
+
+
 def masked_scatter(source: Tensor, mask: Tensor) -> Tensor:
     """Return zeros like the mask with `source` where it is true: [S], [*M] -> [*M]."""
     zeros = made("new_zeros", mask.shape, source.dtype)
     kept = keep(mask, when=source.requires_grad)
     context.operation = "masked_scatter"
     y = empty(mask.shape, source.dtype)
-    counts = empty(mask.shape, int64)
-    empty_bytes(exclusive_sum_bytes(mask.numel))  # freed at once: nobody holds it
-    del counts, zeros
+    scattering_buffers(mask.shape, mask)
+    del zeros
     shape: Shape = mask.shape
     count = source.numel
 

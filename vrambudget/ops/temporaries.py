@@ -3,34 +3,31 @@
     reductions                  partial sums (ops.reduce_buffers)
     matrix products             cuBLAS' workspace; of batches, copies that it can read
     softmax' backward           grad * output, in rows
-    group norm                  a, b [N, C]; in backward ds, db, c1 [N, C] and c2, c3 [N, groups]
-    upsampling                  an input that lies in neither order is copied
+    masked_scatter_             the running count of the mask's places
+    images                      as ops.image_temporaries says
     cdist, pdist in backward    a gradient for each pair: [B, R, P, M] of x1 [B, P, M] and
                                 x2 [B, R, M], [N - 1, N, M] of x [N, M]
 
 A rule is called with an operation's arguments and its result. In the place of each tensor is a
 `layout`, which says how it lies.
 
-Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, ScanKernels.cpp, Im2Col.cu,
-group_norm_kernel.cu: GroupNormKernelImplInternal, GroupNormBackwardKernelImplInternal;
-DistanceKernel.cu: cdist_backward_kernel_impl, pdist_backward_kernel_impl;
-UpSampleNearest2d.cu: upsample_nearest2d_out_cuda_template, ..._backward_out_cuda_template;
-UpSampleBilinear2d.cu: upsample_bilinear2d_backward_out_cuda_template); native/Loss.cpp;
+Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, ScanKernels.cpp;
+DistanceKernel.cu: cdist_backward_kernel_impl, pdist_backward_kernel_impl); native/Loss.cpp;
 cublasCommonArgs.h (prepare_matrix_for_cublas, prepare_batch_matrix_for_cublas).
 """
 
 from collections.abc import Callable
-from functools import partial
 from itertools import zip_longest
 from math import prod
 from typing import Any
 
-from vrambudget.dtypes import DType, bool_, float32, float64, int64
+from vrambudget.dtypes import DType, bool_, float64, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
-from vrambudget.ops.channels_last import is_like_channels_last, is_packed
 from vrambudget.ops.cub import inclusive_sum_bytes
 from vrambudget.ops.elementwise import iterated_strides
+from vrambudget.ops.image_temporaries import OF_IMAGES
 from vrambudget.ops.indexing import accumulating_buffers
+from vrambudget.ops.masked import scattering_buffers
 from vrambudget.ops.ordering import read_back_extremes
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.sampling import sort_buffers
@@ -38,8 +35,7 @@ from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
 
 _ACCUMULATES, _REDUCTION = 3, 2  # places among the arguments of index_put, of losses
 _NONE = 0  # of a loss' reductions
-_MATRIX, _IMAGE = 2, 4  # dimensions
-_CHANNELS_TO_GAIN = 4  # from here on channels last is the quicker way
+_MATRIX = 2  # dimensions
 
 
 def layout(shape: Shape, dtype: DType, strides: Shape | None = None) -> Tensor:
@@ -113,6 +109,10 @@ def _running_sum(args: Any, result: Tensor) -> None:
     del cast
 
 
+def _masked_scatter(args: Any, _result: Any) -> None:
+    scattering_buffers(args[0].shape, args[1])
+
+
 def _index(args: Any, _result: Any) -> None:
     """Lay several indices out alike: as large as all of them together, if one lies otherwise.
 
@@ -165,17 +165,6 @@ def _unfold_backward(args: Any, _result: Any) -> None:
         del numbers
 
 
-def _batch_norm_backward(args: Any, _result: Any) -> None:
-    """Sum up by channels where rows [N, C] are normalised.
-
-    Source: cuda/Normalization.cuh (batch_norm_backward_reduce_cuda_channels_last_template).
-    """
-    _, x, weight = args[:3]
-    if x.ndim == _MATRIX and x.actual_strides()[1] == 1:
-        sums = [empty((x.shape[1],), weight.dtype) for _ in range(2)]
-        del sums
-
-
 def _sort(args: Any, _result: Any) -> None:
     sort_buffers(args[0].shape, args[0].dtype)
 
@@ -218,49 +207,6 @@ def _product(args: Any, _result: Any) -> None:
     cublas_workspace(epilogue=args[0])
 
 
-def _columns(args: Any, result: Tensor) -> None:
-    """Resize the result, which began as large as the input, while both are there."""
-    if result.numel > args[0].numel:
-        began = empty(args[0].shape, args[0].dtype)
-        del began
-
-
-def _group_norm(args: Any, _result: Any) -> None:
-    """Make the factors that the statistics and the weight come to: not for images of one pixel."""
-    x, weight, bias, rows, channels, pixels = args[:6]
-    if pixels > 1 and (weight is not None or bias is not None):
-        factors = _float32_rows(x, 2, rows, channels)
-        del factors
-
-
-def _group_norm_backward(args: Any, result: Any) -> None:
-    x, weight, (rows, channels, pixels, groups) = args[1], args[4], args[5:9]
-    sums = _float32_rows(x, 2, rows, channels)
-    if result[0] is not None:
-        factors = _float32_rows(x, 2, rows, groups)
-        if pixels > 1 and weight is not None:
-            factors += _float32_rows(x, 1, rows, channels)
-        del factors
-    del sums
-
-
-def _float32_rows(x: Tensor, count: int, rows: int, columns: int) -> list[Tensor]:
-    """Return that many tensors [rows, columns], of x's type, or float32 for 16-bit ones."""
-    kind = float32 if x.dtype.itemsize < float32.itemsize else x.dtype
-    return [empty((rows, columns), kind) for _ in range(count)]
-
-
-def _upsample(args: Any, _result: Any, channels: int = _CHANNELS_TO_GAIN) -> None:
-    """Copy an image that lies in neither order, or in channels last but has too few channels."""
-    x = args[0]
-    if x.ndim != _IMAGE or x.is_contiguous:
-        return
-    is_last = is_like_channels_last(x.shape, x.strides) and x.shape[1] >= channels
-    if not (is_last and is_packed(x.shape, x.strides, channels_last=True)):
-        copied = empty(x.shape, x.dtype)
-        del copied
-
-
 def _cdist_backward(args: Any, result: Tensor) -> None:
     gradient, x1, x2, p = args[:4]
     if not (p and gradient.numel):
@@ -297,21 +243,14 @@ OPERATIONS: dict[str, Rule] = {
     "bmm": batched_product,
     "cumsum": _running_sum,
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
+    "masked_scatter_": _masked_scatter,
     "topk": _nothing,
     "histc": _histc,
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
     "binary_cross_entropy": _binary_cross_entropy,
-    "native_group_norm": _group_norm,
-    "native_group_norm_backward": _group_norm_backward,
-    **dict.fromkeys(("upsample_nearest2d", "_upsample_nearest_exact2d"), _upsample),
-    **dict.fromkeys(
-        ("upsample_bilinear2d_backward", "upsample_nearest2d_backward"),
-        partial(_upsample, channels=1),
-    ),
-    "native_batch_norm_backward": _batch_norm_backward,
     **dict.fromkeys(("index", "_unsafe_index"), _index),
     "unfold_backward": _unfold_backward,
-    "im2col": _columns,
+    **OF_IMAGES,
     "_cdist_backward": _cdist_backward,
     "_pdist_backward": _pdist_backward,
 }

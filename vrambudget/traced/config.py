@@ -15,7 +15,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Field
 from vrambudget.config.source import FoundModel
-from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
+from vrambudget.config.unfamiliar import TEXT_ALONE, decodes, length_of, reads_more, tasks_of
 from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.errors import NotModelledError
 
@@ -73,6 +73,8 @@ class TracedConfig(ModelConfig):
         from vrambudget.traced.build import layers_at_random  # noqa: PLC0415 - it imports torch
 
         yield f"{self.model_type} has no rules of its own: transformers' code was traced"
+        if reads_more(self.keys):
+            yield TEXT_ALONE
         if names := layers_at_random(self):
             yield f"{' and '.join(names)}: layers skipped at random are assumed never to be skipped"
 

@@ -15,7 +15,7 @@ _NAMES = """
     _upsample_nearest_exact3d _upsample_nearest_exact3d_backward _weight_norm_interface
     _weight_norm_interface_backward adaptive_max_pool2d adaptive_max_pool2d_backward
     adaptive_max_pool3d adaptive_max_pool3d_backward addr alias_copy arange as_strided_copy
-    as_strided_scatter avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward bernoulli
+    as_strided_scatter avg_pool3d avg_pool3d_backward bernoulli
     bernoulli_ binary_cross_entropy_backward block_diag bucketize cat channel_shuffle clone col2im
     complex constant_pad_nd copy diagonal_backward diagonal_copy diagonal_scatter elu_backward
     embedding empty empty_like empty_strided expand_copy eye fill flip floor_divide full full_like

@@ -22,7 +22,7 @@ from vrambudget.traced.examined import NOTHING_MORE
 from vrambudget.traced.products import PRODUCTS, product
 from vrambudget.traced.tensor import with_layouts
 
-WITHOUT_RESULT = {"index_put_", "_index_put_impl_"}
+WITHOUT_RESULT = {"index_put_", "_index_put_impl_", "masked_scatter_"}
 """Operations that write into an input and yet allocate."""
 
 _NORMS = {"linalg_vector_norm", "norm"}

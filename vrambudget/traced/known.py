@@ -14,11 +14,17 @@ from typing import Any
 
 import torch
 
+from vrambudget.dtypes import bool_
 from vrambudget.errors import NotModelledError
 from vrambudget.traced.derived import mapped
-from vrambudget.traced.tensor import REHEARSE, TracedTensor
+from vrambudget.traced.tensor import REHEARSE, TORCH_DTYPE, TracedTensor
 
-_MOST = 2**22  # elements that are worked out
+_MOST, _MOST_OF_MASKS = 2**22, 2**28  # elements that are worked out
+_OF_SHAPES = {
+    **dict.fromkeys(("expand_as", "view_as", "reshape_as", "type_as"), 1),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones"), 0),
+}
+"""Functions, by name, of whose argument in this place only the shape and the type decide."""
 
 
 class Known:
@@ -44,8 +50,18 @@ def of_tensor(x: torch.Tensor) -> Known:
 
 def of(func: Any, given: Any, mode: Any) -> Known | None:
     """Return the value of a call's result, if those of all its arguments are known."""
-    found = _arguments(given, mode, {})
+    found = _arguments(given, mode, _by_shape(func, given[0], mode))
     return None if found is None else Known(lambda: worked_out(func, *found))
+
+
+def _by_shape(func: Any, args: Any, mode: Any) -> dict[int, Known]:
+    """Return a value of the same shape for an argument of which nothing else decides."""
+    place = _OF_SHAPES.get(func.__name__)
+    counted = None if place is None or len(args) <= place else mode.traced_of(args[place])
+    if counted is None:
+        return {}
+    one, shape = torch.zeros((), dtype=TORCH_DTYPE[counted.v.dtype]), tuple(counted.shape)
+    return {id(counted): Known(lambda: one.expand(shape))}
 
 
 Remake = Callable[[torch.Tensor], torch.Tensor]
@@ -71,7 +87,7 @@ def remake(func: Any, given: Any, x: Any, number: int | None, mode: Any) -> Rema
     `number`: which of several results the view is.
     """
     before, place = x.remake, _Place()
-    found = _arguments(given, mode, {id(x): place})
+    found = _arguments(given, mode, {**_by_shape(func, given[0], mode), id(x): place})
     if found is None or (x.base is not None and before is None):
         return None
 
@@ -86,6 +102,8 @@ def remake(func: Any, given: Any, x: Any, number: int | None, mode: Any) -> Rema
 
 def write(func: Any, given: Any, target: Any, mode: Any) -> None:
     """Let a tensor that a call wrote into have its new value, and so its base and all views."""
+    if not func.__name__.endswith("_") and "out" not in given[1]:
+        return  # `.to()`, `.contiguous()`: what gives its argument back where nothing is to do
     root = target if target.base is None else target.base
     root.known = _written(func, given, target, root, mode)
     for view in [view() for view in root.views]:
@@ -129,11 +147,16 @@ def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, A
         if counted is None:
             return x
         value = instead.get(id(counted), counted.known)
-        missing = missing or value is None or counted.numel() > _MOST
+        missing = missing or value is None or _is_too_large(counted)
         return value
 
     args, kwargs = mapped(given, torch.Tensor, kept)
     return None if missing else (args, kwargs)
+
+
+def _is_too_large(counted: Any) -> bool:
+    elements: int = counted.numel()
+    return elements > (_MOST_OF_MASKS if counted.v.dtype is bool_ else _MOST)
 
 
 def made(func: Any, given: Any) -> Known:
@@ -153,13 +176,22 @@ def worked_out(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = mapped((args, kwargs), torch.device, lambda _: torch.device("cpu"))
     if "device" in kwargs:
         kwargs["device"] = "cpu"
+    if func in (torch.Tensor.cuda, torch.Tensor.to) and _names_device(args[1:]):
+        func, args = torch.Tensor.to, (args[0], "cpu", *args[2:])
+    elif func is torch.Tensor.cuda:
+        func, kwargs = torch.Tensor.to, {**kwargs, "device": "cpu"}
     with torch.no_grad():
         return func(*args, **kwargs)
 
 
+def _names_device(args: Any) -> bool:
+    """Whether a move's arguments begin with the name or the number of a device."""
+    return bool(args) and isinstance(args[0], str | int)
+
+
 def read_back(x: TracedTensor) -> torch.Tensor | None:
     """Return the value of a counted tensor, None if the host does not know it."""
-    if x.known is None or x.numel() > _MOST:
+    if x.known is None or _is_too_large(x):
         return None
     value: torch.Tensor = x.known.value()
     return value

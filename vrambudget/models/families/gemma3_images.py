@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from vrambudget.config.settings import Field, Size, show
+from vrambudget.config.unfamiliar import TEXT_ALONE
 from vrambudget.dtypes import bool_
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
@@ -119,10 +120,7 @@ class Gemma3Config(_Text):  # type: ignore[misc]  # a class that is made of a pr
 
     def notes(self) -> Iterator[str]:
         """Yield how the model is estimated."""
-        yield (
-            "a batch of text: the vision tower's weights lie on the GPU and do nothing;"
-            " Gemma3ForCausalLM, which has none, is built from text_config alone"
-        )
+        yield f"{TEXT_ALONE}; Gemma3ForCausalLM, which has no eyes, is built from text_config alone"
         if self.use_cache:
             yield (
                 "keys and values are cached in training, too: model.config.use_cache = False does"
