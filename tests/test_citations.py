@@ -22,6 +22,7 @@ ELSEWHERE = {
     "vrambudget/models/parts/quantized_cache.py": "optimum-quanto",
     "vrambudget/parallel/": "torchtitan",
     "vrambudget/pictures/training.py": "examples of diffusers",
+    "vrambudget/serving/gguf_quants.py": "llama.cpp's repository",
     "vrambudget/rehearse/": "FlashInfer, and what stands in logs",
     "vrambudget/report/tools/": "Axolotl, LLaMA-Factory",
     "vrambudget/training/loops/": "nanoGPT, examples of transformers",

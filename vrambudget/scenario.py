@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vrambudget.compiled.asked import compiler_defaults, compiling, original
+from vrambudget.config.foreign.ultralytics import accumulation
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu, gpu_under
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
@@ -97,16 +98,6 @@ def resolve(
     return Scenario(
         found.name, known, resolved, card, found.values, run, notes, found.path, per_step
     )
-
-
-def accumulation(batch: Any, per_step: int) -> dict[str, int]:
-    """Return how many batches ultralytics' trainer adds up: gradients of 64 pictures, or so.
-
-    Source: ultralytics/engine/trainer.py (BaseTrainer._setup_train, `accumulate`).
-    """
-    if not per_step or not isinstance(batch, int):
-        return {}
-    return {"grad_accum": max(round(per_step / batch), 1)}
 
 
 def _of_count(count: int, fields: dict[str, Any], name: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ changes. A prompt is what a generation's block holds besides its new tokens.
 from dataclasses import replace
 from typing import Any
 
+from vrambudget.config.foreign.ultralytics import accumulation
 from vrambudget.estimator import Traced
-from vrambudget.scenario import Scenario, accumulation
+from vrambudget.scenario import Scenario
 
 MOST_TRACED = 4  # micro-batches: of 51 jobs sampled, one reserved less than with 16 (2 %)
 

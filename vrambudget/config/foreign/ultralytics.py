@@ -5,6 +5,7 @@ Source: ultralytics/cfg/default.yaml; engine/trainer.py (build_optimizer: auto i
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from vrambudget.config.foreign.tables import read_table
 from vrambudget.errors import VramBudgetError
@@ -29,3 +30,13 @@ def model_first(words: Sequence[str]) -> Sequence[str]:
             )
     first = 1 if rest and not rest[0].startswith("-") and "=" not in rest[0] else 0
     return [*rest[:first], name, *rest[first:]]
+
+
+def accumulation(batch: Any, per_step: int) -> dict[str, int]:
+    """Return how many batches ultralytics' trainer adds up: gradients of 64 pictures, or so.
+
+    Source: ultralytics/engine/trainer.py (BaseTrainer._setup_train, `accumulate`).
+    """
+    if not per_step or not isinstance(batch, int):
+        return {}
+    return {"grad_accum": max(round(per_step / batch), 1)}
