@@ -178,6 +178,8 @@ def test_a_suffix_chooses_the_format_and_the_file_is_named_on_stderr(run, tmp_pa
         (["gpt2", "--precision", "fp8"], "invalid choice: 'fp8'", "vrambudget rehearse"),
         (["gpt2", "--torch", "new"], "torch is 'new'", ""),
         (["--batch", "8"], "no model is named", "vrambudget models"),
+        (["gpt2", "--mode", "forward", "--loop", "dpo"], "loop 'dpo' trains", ""),
+        (["falcon-rw-1b", "--mode", "generate", "--cache", "static"], "ALiBi", "--cache dynamic"),
         (["gpt2", "serve"], "unrecognized arguments: serve", "vrambudget serve MODEL"),
         (["gpt2", "gpt2"], "unrecognized arguments: gpt2", "--help"),
         (["gpt2", ""], "unrecognized arguments: ", "--help"),

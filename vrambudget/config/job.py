@@ -187,6 +187,8 @@ class Job(
     def _problems_of_inference(self) -> Iterable[str]:
         if self.task == "embed" and self.mode not in {"forward", "train"}:
             yield f"task is 'embed': a model without a head has no {self.mode}; use mode forward"
+        if self.mode == "forward" and self.loop in TRL_LOOPS:
+            yield f"loop {self.loop!r} trains; mode is 'forward', a pass without a loss"
         if self.task == "embed" and self.mode == "train" and self.loop != "plain":
             yield f"task is 'embed', whose loss is a script's own; loop {self.loop!r} has none"
         if self.pool == "mean" and self.attention_mask == "none":

@@ -17,6 +17,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.alibi import alibi_of, biased_mask, numeric_mask
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import DecoderConfig, Model
@@ -53,6 +54,11 @@ class FalconModel(Model):
             tokens = attention_mask
             if tokens is None:
                 tokens = made("ones", (B, seen + T), int64)
+            if tokens.ndim != 2:  # noqa: PLR2004 - build_alibi_tensor counts the tokens of rows
+                raise NotModelledError(
+                    "transformers' Falcon with ALiBi ends in a ValueError with a static cache",
+                    hint="use --cache dynamic",
+                )
             alibi = alibi_of(tokens, heads, dtype)
         if position_ids is None:
             position_ids = positions(T)
