@@ -169,6 +169,15 @@ def test_a_process_that_becomes_another_program_was_not_killed(rehearsed, progra
     assert any("left no record" in warning for warning in result.warnings)
 
 
+def test_a_script_that_takes_all_modules_away_ends_without_a_traceback(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text("import torch, sys\nx = torch.empty(9, device='cuda')\nsys.modules.clear()\n")
+    result = rehearse([PYTHON, str(script)], gpu="t4")
+    assert (result.ended, result.exit_code) == ("finished", 0)
+    assert any("left no record" in warning for warning in result.warnings)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_record_that_cannot_be_written_is_said(rehearsed):
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
     result, _ = rehearsed(USE + full)

@@ -12,6 +12,7 @@ from collections import Counter
 from random import Random
 
 from fuzz.laws import LAWS
+from fuzz.rehearsals import SLOW
 from vrambudget.config.versions import BASELINE
 
 HANG_SECONDS = 20  # of CPU time
@@ -30,8 +31,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1, help="of the first case; the next is +1")
-    parser.add_argument("--only", choices=sorted(LAWS), help="one kind of input")
+    parser.add_argument("--only", choices=sorted(LAWS | SLOW), help="one kind of input")
     args = parser.parse_args()
+    laws = LAWS | SLOW
     os.environ.update({f"VRAMBUDGET_{name.upper()}": v for name, v in BASELINE.items()})
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.chdir(tempfile.mkdtemp(prefix="fuzz-"))  # what is written lies there
@@ -46,7 +48,7 @@ def main() -> int:
         begun = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
         try:
-            found[f"{kind}: {LAWS[kind](rng)}"] += 1
+            found[f"{kind}: {laws[kind](rng)}"] += 1
         except Exception as error:  # noqa: BLE001 - each is a law that is broken
             broken[f"{kind}: {type(error).__name__}"] += 1
             sys.stderr.write(f"seed {seed} ({kind}):\n{traceback.format_exc(limit=-4)}\n")

@@ -253,8 +253,6 @@ def trained(rng: Random) -> str:
         except VramBudgetError as error:
             told(error)
             return "refused"
-        except OSError:  # `main` words it: a key's value may be no file's name
-            return "refused"
     assert all(isinstance(word, str) for word in found)
     return "in options"
 

@@ -309,8 +309,9 @@ class Recorder:
         self._native().virtual_gpu_on_read(None)
         try:
             self._leave(f"record-{os.getpid()}.json", self._record())
-        except OSError as error:  # a full disk
-            _say(f"vrambudget: the record cannot be written: {error.strerror}\n")
+        except Exception as error:  # noqa: BLE001 - a full disk, or torch without its modules
+            reason = getattr(error, "strerror", None) or error
+            _say(f"vrambudget: the record cannot be written: {reason}\n")
         return True
 
     def keep(self, name: str) -> None:
