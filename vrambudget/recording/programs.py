@@ -1,7 +1,9 @@
 """A program of several recordings of one model, at different sizes and precisions."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isqrt
 from typing import Any
 
 from vrambudget.program.form import COUNT, Program, Row
@@ -19,6 +21,9 @@ PRECISIONS: dict[str, Precision] = {
     "amp-bf16": ("float32", "bfloat16"),
     "bf16-amp": ("bfloat16", "bfloat16"),  # frozen weights in 16 bit, in a region
 }
+_SQUARES = re.compile(r"(image_size|pixels)\*\*2//(\d+)")
+_CACHES = "transformers.cache_utils"
+"""Where a decoder caches that is asked not to (UMT5's); one that is checkpointed does not."""
 _FEW = 3  # layers of which none can recur
 
 
@@ -66,7 +71,7 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
             program.source["padding"] = first["padding"]
     program.when = {key: [value] for key, value in model.when.items()}
     program.sizes = dict.fromkeys(probes[0].sizes, None) | dict(model.derived)
-    guards = guards_of(recordings, merger)
+    guards = [*guards_of(recordings, merger)]
     program.guards = [g for g in guards if all(holds(g, probe.sizes) for probe in alone)]
     for text in model.derived.values():
         a, _, b = text.partition("//")
@@ -84,11 +89,19 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
     numbers: dict[str, int] = {}
     code = [(state, _shared(row, numbers, program.effects)) for state, row in _marked(code, model)]
     built = [_built(facts, merger), *(_built(f[: len(facts)], merger) for *_, f in model.builds)]
-    code, others = _fold(program, model, _stacks_of(first), code, others, built)
+    stacks = _stacks_of(first)
+    if model.when.get("use_cache") is False and any(_CACHES in g[4] for g in guards):
+        stacks = {name: (n, False) for name, (n, _) in stacks.items()}
+    code, others = _fold(program, model, stacks, code, others, built)
+    for _, key, _, period, layers, _ in program.stacks:
+        if key is not None and period is not None:
+            program.guards = [*_to_the_last(program.guards, key, layers)]
     program.built = built[0]
     for (key, value, _), rows in zip(model.builds, built[1:], strict=True):
         program.builds.append([key, value, rows])
     program.code = list(_with_states(code))
+    squares = {(k, isqrt(int(n))) for k, n in _SQUARES.findall(repr((program.effects, built)))}
+    program.guards += [[k, "%", str(n), True, "whole patches"] for k, n in sorted(squares)]
     program.result = {"loss": _counted(program.code, loss), "logits": logits, "others": others}
     return program
 
@@ -232,6 +245,14 @@ def guards_of(recordings: Sequence[Listener], merger: Merger) -> Iterator[list[A
             if not constant and repr(row[:4]) not in seen:
                 seen.add(repr(row[:4]))
                 yield row
+
+
+def _to_the_last(guards: list[list[Any]], key: str, layers: int) -> Iterator[list[Any]]:
+    """Yield guards; what each layer's place is held against, the last one's is, at any depth."""
+    for left, sign, right, *rest in guards:
+        before = [left, sign, str(layers - 2), *rest]
+        last = right == str(layers - 1) and before in guards
+        yield [left, sign, f"{key}-1" if last else right, *rest]
 
 
 def _side(values: list[Any], merger: Merger, place: str) -> str:
