@@ -24,7 +24,7 @@ from vrambudget.expressions import LARGEST
 from vrambudget.expressions import value as size_of
 from vrambudget.program.form import Program, Variant
 from vrambudget.program.guards import check_guards, derive
-from vrambudget.program.keys import TRACED, bound_keys, said_by, unknown_in
+from vrambudget.program.keys import TRACED, bound_keys, said_by, skipped_at_random, unknown_in
 from vrambudget.program.player import Played
 from vrambudget.program.reading import judging
 from vrambudget.program.values import Values
@@ -255,6 +255,7 @@ class ProgramConfig(ModelConfig):
             f"{self.model_type} is played from a program of its own code, recorded with"
             f" transformers {self.first.source.get('transformers')}"
         )
+        yield from skipped_at_random(self.keys, self.first.source)
 
     def build(self, task: Task) -> Any:
         """Return the model, its weights allocated."""

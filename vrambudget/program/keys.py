@@ -4,7 +4,7 @@ A key that the program leaves free is a size; a rate of dropout may be any; an a
 those that have a rule. Any other key must be as it was recorded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vrambudget.config.job import Job
@@ -202,3 +202,10 @@ def unknown_in(keys: Mapping[str, Any], programs: Sequence[Variant]) -> tuple[st
 
 def _roots(program: Program) -> set[str]:
     return {key.partition(".")[0] for key in program.keys} - HARMLESS_VALUES.keys()
+
+
+def skipped_at_random(keys: Mapping[str, Any], source: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is assumed of layers that keys of a model let be skipped at random."""
+    drops = [k for k in keys if k in source.get("others", ()) and k.endswith("layerdrop")]
+    if drops := [k for k in drops if keys[k]]:
+        yield f"{' and '.join(drops)}: layers skipped at random are assumed never to be skipped"
