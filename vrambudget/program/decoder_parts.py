@@ -63,6 +63,11 @@ class Part:
         bound = _LayerBound(program, Values({}, float32, None), self._kinds)
         self.fixed = [*bound.parameters(self._rows)]
 
+    @property
+    def is_layer_norm(self) -> bool:
+        """Whether it is torch.nn.LayerNorm's: weight decay leaves such a module out."""
+        return [v[0] for word, v in self._rows if word == "op"] == ["norm.layer_norm"]
+
     def _with_modules(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Yield rows, those of a module with weights of its own as a call of it."""
         own = {

@@ -21,7 +21,7 @@ from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.decoder import DecoderConfig, Model
 from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
-from vrambudget.models.parts.layers import CheckpointedLayer
+from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm
 from vrambudget.models.parts.moe import MoeCausalLM
 from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
 from vrambudget.program.bound import Env
@@ -279,9 +279,11 @@ class PlayedDecoderConfig(DecoderConfig):
         weights = {parts: self.weights(parts) for parts in dict.fromkeys(every)}
         return [PlayedDecoderLayer(self, i, p, weights[p]) for i, p in enumerate(every)]
 
-    def norm(self, width: int) -> PlayedNorm:  # type: ignore[override]  # a class elsewhere
+    def norm(self, width: int) -> Module:  # type: ignore[override]  # a class elsewhere
         """Return the norm behind the last layer, its weights allocated."""
         part = self.parts().norm
+        if part.is_layer_norm:
+            return LayerNorm(width, bias=len(part.fixed) > 1, affine=bool(part.fixed))
         made = PlayedNorm(part)
         for name in sorted(part.fixed, reverse=True):  # the weight, then a bias
             setattr(made, name[1:], Parameter((width,), context.options.dtype))
