@@ -22,7 +22,7 @@ _COUNTED = {"uniform": "the first", "collapsed": "the second", "worst": "the lar
 def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
     """Return the sentences that go with an estimate, none of them a number of its table."""
     return (
-        *scenario.config.notes(),
+        *scenario.config_of_job.notes(),
         *remarks_on_versions(
             scenario.job.torch, scenario.job.transformers, scenario.config.followed_in
         ),
@@ -181,6 +181,6 @@ def _routed_peak(scenario: Scenario, routing: str, counted: Replay) -> int:
 def not_modelled(scenario: Scenario) -> Iterator[str]:
     """Yield what the job has or its files say and nothing counts."""
     yield from (f"config key {key!r}" for key in scenario.config.unknown_keys)
-    yield from scenario.config.not_modelled()
+    yield from scenario.config_of_job.not_modelled()
     if scenario.run:
         yield from scenario.run.uncounted

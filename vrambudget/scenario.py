@@ -44,6 +44,12 @@ class Scenario:
     per_step: int = 0  # pictures that the model's own trainer adds up to, at any batch
 
     @property
+    def config_of_job(self) -> ModelConfig:
+        """What the job is estimated by: a program that was not recorded for it is traced."""
+        found: ModelConfig = self.config.for_job(self.job)
+        return found
+
+    @property
     def platform(self) -> engine.Platform:
         """What of the GPU and of torch decides kernels, workspaces and addresses."""
         platform = platform_of(self.gpu, self.job.torch)

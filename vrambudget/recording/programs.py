@@ -1,9 +1,7 @@
 """A program of several recordings of one model, at different sizes and precisions."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isqrt
 from typing import Any
 
 from vrambudget.program.form import COUNT, Program, Row
@@ -13,6 +11,7 @@ from vrambudget.recording.folding import Folded, Instruction, folded_rows
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, Precision, UnfitError, code_of
 from vrambudget.recording.models import outermost
+from vrambudget.recording.sized import whole_patches
 
 PRECISIONS: dict[str, Precision] = {
     "bf16": ("bfloat16", "bfloat16"),
@@ -21,7 +20,6 @@ PRECISIONS: dict[str, Precision] = {
     "amp-bf16": ("float32", "bfloat16"),
     "bf16-amp": ("bfloat16", "bfloat16"),  # frozen weights in 16 bit, in a region
 }
-_SQUARES = re.compile(r"(image_size|pixels)\*\*2//(\d+)")
 _CACHES = "transformers.cache_utils"
 """Where a decoder caches that is asked not to (UMT5's); one that is checkpointed does not."""
 _FEW = 3  # layers of which none can recur
@@ -100,8 +98,7 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
     for (key, value, _), rows in zip(model.builds, built[1:], strict=True):
         program.builds.append([key, value, rows])
     program.code = list(_with_states(code))
-    squares = {(k, isqrt(int(n))) for k, n in _SQUARES.findall(repr((program.effects, built)))}
-    program.guards += [[k, "%", str(n), True, "whole patches"] for k, n in sorted(squares)]
+    program.guards += whole_patches(repr((program.effects, built)))
     program.result = {"loss": _counted(program.code, loss), "logits": logits, "others": others}
     return program
 

@@ -6,9 +6,14 @@ numbers that stay such through arithmetic, and report what they are compared wit
 """
 
 import operator
+import re
 import sys
 from collections.abc import Callable
+from math import isqrt
 from typing import Any, NamedTuple
+
+_SQUARES = re.compile(r"(image_size|pixels)\*\*2//(\d+)")
+_FLOORS = re.compile(r"(image_size|pixels)//(\d+)")
 
 
 class Comparison(NamedTuple):
@@ -99,3 +104,11 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
     setattr(Size, f"__r{_name}__", _reflected)
 Size.__neg__ = lambda self: Size(-int(self))  # type: ignore[method-assign]
 Size.__abs__ = lambda self: Size(abs(int(self)))  # type: ignore[method-assign]
+
+
+def whole_patches(text: str) -> list[Any]:
+    """Return guards of a side whose square is divided: by what it is, and the side itself."""
+    sides = {key for key, _ in _SQUARES.findall(text)}
+    parts = {(key, int(n)) for key, n in _FLOORS.findall(text) if key in sides}
+    parts |= {(key, isqrt(int(n))) for key, n in _SQUARES.findall(text)}
+    return [[key, "%", str(n), True, "whole patches"] for key, n in sorted(parts)]
