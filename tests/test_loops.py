@@ -11,7 +11,6 @@ from test_laws import KINDS, tape_of, tiny
 from virtual import why_not
 
 from vrambudget import simulate as simulate_module
-from vrambudget.build import build
 from vrambudget.cli import main
 from vrambudget.config.fields.training import NOT_MODELLED_LOOPS, LoopName
 from vrambudget.config.loops import TRAINER_OPTIMIZERS
@@ -21,6 +20,7 @@ from vrambudget.engine.context import no_grad
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate
 from vrambudget.measure.record import record_of, runnable
+from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.rehearse.events import rehearse_job
 from vrambudget.report.phrases import job_text
@@ -295,14 +295,13 @@ def test_a_pass_that_is_laid_down_again_is_the_pass_that_would_have_run(
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count the forward passes of GPT-2 that are traced."""
-    kind, traced = type(build(*_of(tiny("gpt2", "causal-lm")))), list[str]()
-    forward = kind.forward
+    traced, forward = list[str](), CausalLM.forward
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         traced.append("forward")
         return forward(self, *args, **kwargs)
 
-    monkeypatch.setattr(kind, "forward", counted)
+    monkeypatch.setattr(CausalLM, "forward", counted)
     return traced
 
 

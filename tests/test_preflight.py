@@ -41,6 +41,7 @@ TINY = {
     "deepseek_v2": {"num_hidden_layers": 2, "num_experts_per_tok": 2},
     "hunyuan_v1_dense": {"num_hidden_layers": 2, "head_dim": 128},
     "t5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
+    "mt5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
 }
 WITHOUT_SDPA = {"deberta-v2", "gpt_oss"}
 SIZES = {"batch": 4, "block": 32}
@@ -497,7 +498,7 @@ def test_the_cells_so_far_are_rehearsed_as_a_script(shell, monkeypatch):
 
 def test_a_tip_in_a_notebook_can_be_run_there(shell, capsys):
     shell.run_line_magic("vram", "no-such-model --gpu t4")
-    shell.run_line_magic("vram", "gpt2 --gpu 2xt4 --parallel zero3 --loop dpo --precision bf16")
+    shell.run_line_magic("vram", "gpt2 --gpu 2xt4 --parallel zero3 --loop trainer --mode eval")
     shown = capsys.readouterr().err
     assert "`%%rehearse --gpu GPU --ranks N`" in shown
     assert "train.py" not in shown

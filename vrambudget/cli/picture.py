@@ -84,8 +84,8 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Offload),
         help="what goes to the host between its calls, as pipe.enable_..._cpu_offload does",
     )
-    for word, what in {"slicing": "picture by picture", "tiling": "in tiles"}.items():
-        parser.add_argument(f"--vae-{word}", action="store_true", help=f"the VAE decodes {what}")
+    for option, what in {"--vae-slicing": "picture by picture", "--vae-tiling": "in tiles"}.items():
+        parser.add_argument(option, action="store_true", help=f"the VAE decodes {what}")
     parser.add_argument("--only", choices=get_args(Only), help="one phase of a generation alone")
     parser.add_argument(
         "--targets",

@@ -239,6 +239,8 @@ class T5Config(ModelConfig):
 class MT5Config(T5Config):
     """transformers' MT5Config: a T5 that is always tied, and whose output is never scaled."""
 
+    followed_in = ("5.17",)
+
     model_type: Literal["mt5"] = "mt5"  # type: ignore[assignment]
     vocab_size: Size = 250112
     intermediate_size: Size = 1024
