@@ -73,6 +73,27 @@ def test_every_step_has_a_record():
     assert [record["id"] for record in VISION] == list(vision_cases.CASES)
 
 
+@pytest.mark.parametrize(
+    "move",
+    [
+        pytest.param(lambda x: x.cuda(), id="cuda"),
+        pytest.param(lambda x: x.cuda(torch.device("cuda:0")), id="cuda of a device"),
+        pytest.param(lambda x: x.cuda(non_blocking=True), id="cuda without waiting"),
+        pytest.param(lambda x: x.to("cuda:0", torch.int32), id="to by name, in a type"),
+        pytest.param(lambda x: x.to(device="cuda"), id="to by keyword"),
+    ],
+)
+def test_numbers_of_the_host_stay_known_where_a_step_moves_them(move):
+    layer, numbers, read = torch.nn.Linear(2, 2), torch.tensor([3, 4]), []
+
+    def step():
+        layer(torch.zeros(1, 2).cuda())
+        read.append(move(numbers).tolist())
+
+    vrambudget.follow(step, gpu="a100-80gb", steps=1)
+    assert read[-1] == [3, 4]
+
+
 def test_what_a_step_changes_is_put_back():
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters())

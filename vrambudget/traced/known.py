@@ -176,17 +176,12 @@ def worked_out(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = mapped((args, kwargs), torch.device, lambda _: torch.device("cpu"))
     if "device" in kwargs:
         kwargs["device"] = "cpu"
-    if func in (torch.Tensor.cuda, torch.Tensor.to) and _names_device(args[1:]):
-        func, args = torch.Tensor.to, (args[0], "cpu", *args[2:])
-    elif func is torch.Tensor.cuda:
-        func, kwargs = torch.Tensor.to, {**kwargs, "device": "cpu"}
+    if func is torch.Tensor.cuda:  # a move alone: the value is the same
+        return args[0]
+    if func is torch.Tensor.to and isinstance((*args, None)[1], str | int):  # a device's name
+        args = (args[0], "cpu", *args[2:])
     with torch.no_grad():
         return func(*args, **kwargs)
-
-
-def _names_device(args: Any) -> bool:
-    """Whether a move's arguments begin with the name or the number of a device."""
-    return bool(args) and isinstance(args[0], str | int)
 
 
 def read_back(x: TracedTensor) -> torch.Tensor | None:
