@@ -26,7 +26,7 @@ def scenario_of(model: str, inputs: str, *, gpu: str | Gpu | None, **fields: Any
         sizes = {"batch": shape[0], "image_size": shape[2]}
         played = resolve(known, gpu=gpu, **{**sizes, **fields})
         try:
-            played.config.for_job(played.job).build(played.job.task or "image-cls")
+            played.config_of_job.build(played.job.task or "image-cls")
         except NotModelledError as error:
             if not find_spec("torch") or not find_spec(library):
                 hint = f"pip install torch {library}: this command traces it then, at any size"

@@ -175,7 +175,7 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
     if choice.fields.get("expandable_segments"):
         head.append("run it with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     fields = {**choice.fields, **({"ranks": choice.gpus} if choice.gpus > 1 else {})}
-    job = scenario.job.changed(fields).resolve(scenario.config.for_job(scenario.job))
+    job = scenario.job.changed(fields).resolve(scenario.config_of_job)
     head += _starting(choice, args, file)
     return TOOLS[args.tool].write(scenario, job, "\n".join(head))
 

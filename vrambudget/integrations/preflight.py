@@ -214,7 +214,7 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
     """Return the scenario with the live model's frozen parts, once its parameters are ours."""
     assert scenario.job.task is not None  # noqa: S101 - resolved
     with recording(scenario.platform):
-        model = scenario.config.for_job(scenario.job).build(scenario.job.task)
+        model = scenario.config_of_job.build(scenario.job.task)
         own = model.named_parameters()
         ours = [(name, tuple(p.shape), p.requires_grad) for name, p in own.items()]
         del model, own

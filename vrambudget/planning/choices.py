@@ -85,7 +85,7 @@ def unsaid(scenario: Scenario, job: Job) -> set[str]:
     """Return the fields that this job has as they are where nothing is said of them."""
     of_loop = {"loop": job.loop, "mode": job.mode, "compile": job.compile}
     cached = scenario.config.keeps_cache and caches(scenario.values, of_loop)
-    default = job.model_copy(update=dict.fromkeys(_RESOLVED)).resolve(scenario.config)
+    default = job.model_copy(update=dict.fromkeys(_RESOLVED)).resolve(scenario.config.for_job(job))
     names = {name for name in _RESOLVED if getattr(default, name) == getattr(job, name)}
     return names | ({"use_cache"} if job.use_cache == cached else set())
 

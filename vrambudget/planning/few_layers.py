@@ -41,7 +41,7 @@ class FewLayers:
 
     def _are_identical(self) -> bool:
         """Return whether the model has one list of layers, all of them alike."""
-        config, task = self.scenario.config.for_job(self.scenario.job), self.scenario.job.task
+        config, task = self.scenario.config_of_job, self.scenario.job.task
         assert task is not None  # noqa: S101 - resolved
         with recording(self.scenario.platform, ModelOptions()), on_meta():
             lists = [

@@ -89,7 +89,7 @@ def count_parameters(scenario: Scenario) -> int:
 
 def count_and_rows(scenario: Scenario) -> tuple[int, frozenset[int]]:
     """Return a model's parameters, and the lengths of their first dimensions, which shards cut."""
-    config, task = scenario.config.for_job(scenario.job), scenario.job.task
+    config, task = scenario.config_of_job, scenario.job.task
     assert task is not None  # noqa: S101 - resolved
     with recording(scenario.platform, ModelOptions()), on_meta():
         parameters = [*config.build(task).parameters()]

@@ -205,7 +205,7 @@ class Planner:
 
     def _job(self, layout: LayoutChoice) -> Job:
         changed = self.scenario.job.changed({**layout.fields, "ranks": layout.gpus, "rank": 0})
-        return changed.resolve(self.scenario.config.for_job(self.scenario.job))
+        return changed.resolve(self.scenario.config_of_job)
 
     def _tried(self, layout: LayoutChoice) -> Job | None:
         """Return the job of a layout that fits the first rank."""
@@ -243,8 +243,8 @@ class Planner:
         made = simulate(self.scenario.config, job, self.scenario.platform)
         rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
         room, requested = self._room(job), made.tape.peak_requested_bytes(built(made.tape))
-        if requested > room:
-            return Taken(requested, 0, requested <= room, *rest)
+        if not (fits := requested <= room):
+            return Taken(requested, 0, fits, *rest)
         replayed = replay(made.tape)
         reserved = replayed.peak.reserved_bytes
         return Taken(reserved, model_bytes(replayed.breakdown), reserved <= room, *rest)

@@ -177,7 +177,7 @@ def _costs(fields: dict[str, Any], trains: Trained) -> tuple[Cost, ...]:
 def _job(scenario: Scenario, fields: dict[str, Any]) -> Job | None:
     """Return the job with these fields, None where there is none: a model or a loop forbids it."""
     try:
-        return scenario.job.changed(fields).resolve(scenario.config.for_job(scenario.job))
+        return scenario.job.changed(fields).resolve(scenario.config_of_job)
     except VramBudgetError:
         return None
 
