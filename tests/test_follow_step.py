@@ -94,6 +94,19 @@ def test_numbers_of_the_host_stay_known_where_a_step_moves_them(move):
     assert read[-1] == [3, 4]
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_grid_of_one_picture_is_as_known_as_that_of_two(rows):
+    layer, grids, counts = torch.nn.Linear(2, 2), torch.tensor([[3, 4]] * rows), []
+
+    def step(batch):
+        layer(torch.zeros(1, 2).cuda())
+        grid = batch["grid"]
+        counts.append(len(torch.repeat_interleave(grid[:, 1] * 2, grid[:, 0])))
+
+    vrambudget.follow(step, {"grid": grids}, gpu="a100-80gb", steps=1)
+    assert counts[-1] == 3 * rows
+
+
 def test_what_a_step_changes_is_put_back():
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters())

@@ -29,6 +29,7 @@ from vrambudget.tape.events import Purpose
 from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
 from vrambudget.traced.derived import WRITES_INTO_ZEROS
+from vrambudget.traced.known import Known, worked_out
 from vrambudget.traced.lines import own_line, stack
 from vrambudget.traced.tensor import REHEARSE, dtype_of, no_rule, with_layouts
 
@@ -97,7 +98,10 @@ class EagerMode(GpuMode):
         if is_composed(func) and not (name in WRITES_INTO_ZEROS and self.running.node):
             with self:
                 return composed(func, args, kwargs)
-        return self._written(func, name, args, run)
+        result = self._written(func, name, args, run)
+        if func.is_view:
+            _keep_known(func, args, kwargs, result)
+        return result
 
     def _written(self, func: Any, name: str, args: Any, run: Any) -> Any:
         """Run an operation; its result lies in its first argument where a formula writes there."""
@@ -170,6 +174,14 @@ def _is_of_integers(name: str, x: Any) -> bool:
 
 
 _KEPT = {"xlogy", "special_xlog1py", "neg"}  # results that no formula writes into
+
+
+def _keep_known(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Keep what is known of a tensor that C++ itself views: a mask, or one number of repeats."""
+    note = vars(args[0]).get("_numbers") if is_on_card(args[0]) else None
+    if note is not None and note.known is not None and is_on_card(result):
+        given = note.known, *args[1:]  # without the tensor, which is not to live longer
+        note_of(result).known = Known(lambda: worked_out(func, given, kwargs))
 
 
 def _names_host(device: Any = None, **_: Any) -> bool:

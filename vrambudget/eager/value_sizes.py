@@ -17,7 +17,6 @@ from vrambudget.eager.notes import note_of
 from vrambudget.engine.tensor import empty_bytes
 from vrambudget.ops.cub import select_bytes
 from vrambudget.ops.selection import places
-from vrambudget.traced.known import Known
 
 if TYPE_CHECKING:
     from vrambudget.eager.mode import EagerMode
@@ -32,16 +31,6 @@ def _nonzero(mode: EagerMode, _run: Any, x: Any) -> Any:
     del copy
     with mode:
         return found.t()
-
-
-@on(_aten.expand)
-def _expand(mode: EagerMode, run: Any, x: Any, shape: Any, **_: Any) -> Any:
-    """Keep what is known of a mask that C++ itself expands, as masked_scatter's backward does."""
-    result = run()
-    if mode.knows(x):
-        value = note_of(x).known
-        note_of(result).known = Known(lambda: value.value().expand(shape))
-    return result
 
 
 @on(_aten.repeat_interleave)
