@@ -19,7 +19,7 @@ from vrambudget.config.record import job_of_record, read_records
 from vrambudget.cudnn import answers, asking
 from vrambudget.cudnn.library import installed
 from vrambudget.cudnn.question import Convolution, Direction
-from vrambudget.rehearse.card import environment
+from vrambudget.rehearse.gpu_variables import environment
 from vrambudget.rehearse.stub_libraries import stub_libraries
 from vrambudget.rehearse.torch_build import find_torch
 from vrambudget.scenario import resolve

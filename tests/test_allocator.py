@@ -14,7 +14,7 @@ import pytest
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.tape.allocator import CachingAllocator
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.units import format_bytes
 
 MIB = 2**20

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from vrambudget.tape.allocator import CachingAllocator
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 
 KIB, MIB = 2**10, 2**20
 STATISTICS = ("requested_bytes", "allocated_bytes", "reserved_bytes")

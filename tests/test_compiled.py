@@ -131,14 +131,14 @@ def test_a_kernel_is_timed_once_beside_a_buffer_as_large_as_the_cards_cache():
 
     from vrambudget.compiled import tuning  # noqa: PLC0415 - it imports torch
     from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415
-    from vrambudget.compiled.model import on_card  # noqa: PLC0415
+    from vrambudget.compiled.model import on_gpu  # noqa: PLC0415
 
     written = {"mutated_arg_names": ["y"], "optimize_mem": False}
     with recording(Platform(l2_bytes=4096)) as tape:
         mode = GpuMode()
         fn = tuning.jit(lambda x, y: (x, y))
         kernel = tuning.TunedKernel(mode.tuned, fn, filename="a", configs=[1, 2], **written)
-        with on_card(mode):
+        with on_gpu(mode):
             x = torch.empty(100, dtype=torch.uint8, device="cuda")
             kernel.run(x, x[:10])
             kernel.run(x, x[:10])
@@ -155,14 +155,14 @@ def test_copies_that_would_raise_the_peak_go_to_the_host():
 
     from vrambudget.compiled import tuning  # noqa: PLC0415 - it imports torch
     from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415
-    from vrambudget.compiled.model import on_card  # noqa: PLC0415
+    from vrambudget.compiled.model import on_gpu  # noqa: PLC0415
 
     with recording(Platform(l2_bytes=4096)) as tape:
         mode = GpuMode()
         fn = tuning.jit(lambda x, y: (x, y))
         written = {"mutated_arg_names": ["x", "y"], "optimize_mem": True}
         kernel = tuning.TunedKernel(mode.tuned, fn, filename="a", configs=[1, 2], **written)
-        with on_card(mode):
+        with on_gpu(mode):
             x, y = (torch.empty(n, dtype=torch.uint8, device="cuda") for n in (6000, 1000))
             del_me = torch.empty(2000, dtype=torch.uint8, device="cuda")
             del del_me
@@ -176,11 +176,11 @@ def card():
     """Run inside as on a job's card; give its mode."""
     needs_a_compiler()
     from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415 - it imports torch
-    from vrambudget.compiled.model import on_card  # noqa: PLC0415
+    from vrambudget.compiled.model import on_gpu  # noqa: PLC0415
 
     with recording(Platform()):
         mode = GpuMode()
-        with on_card(mode):
+        with on_gpu(mode):
             yield mode
 
 
@@ -265,11 +265,11 @@ def test_numbers_drawn_in_main_memory_are_read_as_a_layer_that_may_be_skipped_do
 
     from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415 - it imports torch
     from vrambudget.compiled.inductor import _drawn  # noqa: PLC0415
-    from vrambudget.compiled.model import on_card  # noqa: PLC0415
+    from vrambudget.compiled.model import on_gpu  # noqa: PLC0415
 
     with recording(Platform()) as tape:
         mode = GpuMode()
-        with on_card(mode):
+        with on_gpu(mode):
             assert not torch.rand([]) < 0.0  # OPT, between the graphs of two layers
             compiled = _drawn((), (), torch.float32)  # in a graph
             assert not compiled < 0.1

@@ -19,12 +19,12 @@ def test_a_loss_lives_no_longer_than_its_loop_holds_it():
     import torch  # noqa: PLC0415
 
     from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415 - it imports torch
-    from vrambudget.compiled.model import Graph, on_card  # noqa: PLC0415
+    from vrambudget.compiled.model import Graph, on_gpu  # noqa: PLC0415
     from vrambudget.traced.shadows import as_parameter  # noqa: PLC0415
 
     with recording(Platform()):
         mode = GpuMode()
-        with on_card(mode):
+        with on_gpu(mode):
             weight = torch.nn.Parameter(torch.empty(4, device="cuda"))
             loss = weight.sum()
         index = mode.storage_of(loss).index
@@ -44,13 +44,13 @@ def test_a_model_that_draws_until_nothing_lies_outside_draws_once():
     import torch  # noqa: PLC0415
 
     from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415 - it imports torch
-    from vrambudget.compiled.model import on_card  # noqa: PLC0415
+    from vrambudget.compiled.model import on_gpu  # noqa: PLC0415
 
     with recording(Platform()):
         mode = GpuMode()
-        with on_card(mode), mode.saying(truth=False):
+        with on_gpu(mode), mode.saying(truth=False):
             assert not (torch.empty(8, device="cuda").normal_() > 1).any()  # torch.nn.init, 2.15
-        with on_card(mode), pytest.raises(RuntimeError):
+        with on_gpu(mode), pytest.raises(RuntimeError):
             bool((torch.empty(8, device="cuda") > 1).any())
 
 

@@ -11,7 +11,7 @@ import pytest
 import vrambudget
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.expandable import ExpandableAllocator
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 
 MIB = 2**20
 
@@ -19,8 +19,8 @@ MIB = 2**20
 CARD = 80 * 1024 * MIB
 
 
-def run(sizes, events=None, capacity_bytes=None, card_bytes=CARD):
-    allocator = ExpandableAllocator(card_bytes, capacity_bytes)
+def run(sizes, events=None, capacity_bytes=None, gpu_bytes=CARD):
+    allocator = ExpandableAllocator(gpu_bytes, capacity_bytes)
     allocator.run(range(len(sizes)) if events is None else events, sizes)
     return allocator
 
@@ -52,14 +52,14 @@ def test_a_pool_s_addresses_end_at_nine_eighths_of_the_card():
     sizes = [120 * MIB, 20 * MIB, 10 * MIB, 10 * MIB]
     events = [0, 1, 2, ~0, 3]
     # free then: 120 at the front, 10 at the end; best fit counts the addresses behind the end
-    small, large = (run(sizes, events, card_bytes=card) for card in (200 * MIB, CARD))
+    small, large = (run(sizes, events, gpu_bytes=card) for card in (200 * MIB, CARD))
     assert small.address_of(3) == 150 * MIB + small.address_of(0)  # 80 of 240: less than 120
     assert large.address_of(3) == large.address_of(0)
 
 
 def test_a_stretch_of_addresses_without_room_is_followed_by_another():
     sizes = [60 * MIB, 20 * MIB, 60 * MIB, 20 * MIB, 100 * MIB]
-    allocator = run(sizes, [0, 1, 2, 3, ~0, ~2], card_bytes=200 * MIB)
+    allocator = run(sizes, [0, 1, 2, 3, ~0, ~2], gpu_bytes=200 * MIB)
     allocator.empty_cache()  # without pages then: 60, 60 and 80 of 240
     allocator.run([4], sizes)
     assert sorted(allocator.segments().values()) == [20 * MIB, 20 * MIB, 100 * MIB]
@@ -68,7 +68,7 @@ def test_a_stretch_of_addresses_without_room_is_followed_by_another():
 
 def test_past_the_card_s_memory_addresses_have_no_end():
     sizes = [40 * MIB, 500 * MIB, 60 * MIB]
-    small, large = (run(sizes, [0, 1, ~0, 2], card_bytes=n * MIB) for n in (64, 10**6))
+    small, large = (run(sizes, [0, 1, ~0, 2], gpu_bytes=n * MIB) for n in (64, 10**6))
     assert small.segments() == large.segments()
 
 

@@ -13,7 +13,7 @@ import vrambudget
 from vrambudget.auto_classes import class_for
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
-from vrambudget.integrations import live_gpu as live_card
+from vrambudget.integrations import live_gpu
 from vrambudget.integrations.live_optimizer import read_optimizer
 from vrambudget.integrations.preflight import predict
 from vrambudget.integrations.rehearsal import rehearsal_command
@@ -411,7 +411,7 @@ def test_strict_raises_with_the_budget():
 
 
 def test_strict_needs_a_card(monkeypatch):
-    monkeypatch.setattr("vrambudget.integrations.preflight.card_now", lambda *_: (None, ()))
+    monkeypatch.setattr("vrambudget.integrations.preflight.gpu_now", lambda *_: (None, ()))
     with pytest.raises(VramBudgetError, match="needs a GPU"):
         vrambudget.preflight(live(), strict=True)
     assert vrambudget.preflight(live(), block=8).device is None
@@ -438,7 +438,7 @@ def test_the_card_gives_what_is_free_and_what_the_job_has_there_already(monkeypa
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     model = SimpleNamespace(parameters=lambda: [_OnCard()], buffers=list)
-    card, notes = live_card.card_now(model)
+    card, notes = live_gpu.gpu_now(model)
     others = 2**29 - 1024
     room = 10 * 2**30 + 2**30 - others
     assert card.capacity_bytes - card.context_bytes == room

@@ -10,7 +10,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.tape.replay import replay_on
 from vrambudget.tape.room import full_steps
 from vrambudget.tape.steady import run

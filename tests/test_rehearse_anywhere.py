@@ -16,7 +16,7 @@ import pytest
 
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import VramBudgetError
-from vrambudget.rehearse import card, process, stub_libraries, torch_build
+from vrambudget.rehearse import gpu_variables, process, stub_libraries, torch_build
 from vrambudget.rehearse.elf import c_names, read_library
 from vrambudget.rehearse.left import Progress, read_records, unrecorded
 from vrambudget.rehearse.record import Rehearsal
@@ -235,7 +235,7 @@ def test_the_runtime_accounts_for_each_page_and_reads_zeros(tmp_path, cuda):
     small = replace(T4, capacity_bytes=10 * 2**20, context_bytes=2 * 2**20)
     done = subprocess.run(
         [sys.executable, "-c", ACCOUNTS, str(library)],
-        env={**os.environ, **card.environment(small)},
+        env={**os.environ, **gpu_variables.environment(small)},
         capture_output=True,
         text=True,
         check=False,
@@ -277,7 +277,7 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
 
 def test_an_unlisted_architecture_takes_the_limits_of_the_nearest_older_one():
     numbers = [
-        card.environment(replace(T4, compute_capability=cc))["VRAMBUDGET_GPU"].split()[6:]
+        gpu_variables.environment(replace(T4, compute_capability=cc))["VRAMBUDGET_GPU"].split()[6:]
         for cc in ((8, 0), (8, 8), (8, 7), (3, 5), (7, 0))
     ]
     assert numbers[0] == [str(163 * 1024), "2048", "32"]

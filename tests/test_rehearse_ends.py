@@ -91,7 +91,7 @@ for _ in range(2):
 """)
     result = run(script)
     assert (result.ended, result.steps) == ("finished", 2), result.error
-    first, *others = (card.requested_bytes for card in result.cards)
+    first, *others = (gpu.requested_bytes for gpu in result.gpus)
     replica = 4 * (256 * 256 + 256)
     assert len(others) == 2
     assert others[0] == others[1] > 2 * replica  # the replica and its gradient

@@ -12,7 +12,7 @@ from vrambudget.cli import main
 from vrambudget.rehearse.curve import curve_of
 from vrambudget.rehearse.hook.vrambudget_hook.modules import Modules
 from vrambudget.rehearse.page import page
-from vrambudget.rehearse.record import CardPeak, RecordedOutOfMemory
+from vrambudget.rehearse.record import GpuPeak, RecordedOutOfMemory
 
 
 def levels(curve):
@@ -108,8 +108,8 @@ def test_the_page_shows_where_memory_ran_out_and_each_card():
     event = RecordedOutOfMemory(
         MIB, 0, 45 * MIB, 60 * MIB, 2, ("/u/<t>.py:9 f  x = g()",), handled=False
     )
-    cards = (CardPeak(0, 1, 2, 3 * MIB), CardPeak(1, 1, 2, 4 * MIB))
-    text = page(rehearsal(ended="out of memory", out_of_memory=(event,), cards=cards))
+    gpus = (GpuPeak(0, 1, 2, 3 * MIB), GpuPeak(1, 1, 2, 4 * MIB))
+    text = page(rehearsal(ended="out of memory", out_of_memory=(event,), gpus=gpus))
     assert ">DOES NOT FIT</h1>" in text
     assert "out of memory in step 2: asked for 1.00 MiB" in text
     assert "&lt;t&gt;.py:9 f  x = g()" in text

@@ -387,9 +387,9 @@ layer(torch.randn(8, 1024, device="cuda:1")).sum().backward()
 say(torch.cuda.device_count(), *(torch.cuda.max_memory_reserved(n) for n in range(2)))
 """
     result, (said,) = rehearsed(code)
-    assert said.split() == ["2", *(str(card.reserved_bytes) for card in result.cards)]
-    assert [card.card for card in result.cards] == [0, 1]
-    fullest = result.cards[1]
+    assert said.split() == ["2", *(str(gpu.reserved_bytes) for gpu in result.gpus)]
+    assert [gpu.gpu for gpu in result.gpus] == [0, 1]
+    fullest = result.gpus[1]
     assert result.peak_reserved_bytes == fullest.reserved_bytes
     assert result.peak.requested_bytes == fullest.requested_bytes > (8 << 20)
     assert "backward" in {phase.phase for phase in result.phases}

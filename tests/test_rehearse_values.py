@@ -132,10 +132,10 @@ storages = []
 
 def look(made, _):
     gradient, = made
-    values.on_card = operator.attrgetter("is_cpu")  # the meta device adds nothing in place
+    values.on_gpu = operator.attrgetter("is_cpu")  # the meta device adds nothing in place
     storages.append(values.storages.of(gradient))
     print(values.of(gradient), values.eligible(gradient), values.storages.is_whole(gradient))
-    values.on_card = operator.attrgetter("is_meta")
+    values.on_gpu = operator.attrgetter("is_meta")
 
 part.grad_fn.register_hook(look)
 h.register_hook(lambda both: storages.append(values.storages.of(both)))

@@ -24,7 +24,7 @@ from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.expandable import ExpandableAllocator
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.tape.packing import Event, EventKind, encode
 from vrambudget.tape.repeats import place_of, repeats
 from vrambudget.tape.replay import replay

@@ -164,17 +164,17 @@ def test_requests_alone_rule_a_card_out_but_never_in():
 def test_cards_with_the_same_kernels_share_the_work():
     cards = ["a100-40gb", "a100-80gb", "rtx-3060"]
     plan = make_plan(SMALL, cards, {"batch": [1, 2], "block": 8})
-    assert [[card.key for card in setting.cards] for setting in plan.settings] == [
+    assert [[gpu.key for gpu in setting.gpus] for setting in plan.settings] == [
         ["a100-40gb", "a100-80gb"],
         ["rtx-3060"],
     ]
-    assert [place.card.key for place in plan.combinations[0]] == cards
+    assert [place.gpu.key for place in plan.combinations[0]] == cards
 
 
 def test_cards_of_other_sizes_share_nothing_where_segments_expand_over_their_memory():
     fields = {"batch": [1], "block": 8, "expandable_segments": True}
     plan = make_plan(SMALL, ["a100-40gb", "a100-80gb"], fields)
-    assert [len(setting.cards) for setting in plan.settings] == [1, 1]
+    assert [len(setting.gpus) for setting in plan.settings] == [1, 1]
 
 
 def test_processes_change_nothing(monkeypatch):

@@ -45,7 +45,7 @@ class VramBudgetError(ValueError):
 
 
 class TooLargeError(VramBudgetError):
-    """A job beyond every card, or too long to follow: a slip in its sizes."""
+    """A job beyond every GPU, or too long to follow: a slip in its sizes."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         usual = "look for a slip in batch, block and the model's sizes"

@@ -78,7 +78,7 @@ def trace_job(scenario: Scenario, *, settles: bool = True) -> Traced:
     if (step := replayed.unseen_step) is not None:
         recording = simulate(scenario.config, scenario.job, scenario.platform, shown=step)
         replayed = replay_for(recording.tape, available_bytes, settles=settles)
-    device, out_of_memory = on_card(scenario.gpu, recording.tape, replayed)
+    device, out_of_memory = on_gpu(scenario.gpu, recording.tape, replayed)
     budget = Budget(
         model=scenario.model,
         job=_resolved(scenario, recording, replayed),
@@ -127,7 +127,7 @@ def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dic
     return job
 
 
-def on_card(
+def on_gpu(
     gpu: Gpu | None, tape: Tape, replayed: Replay
 ) -> tuple[Device | None, OutOfMemory | None]:
     """Return how a replayed tape stands on a GPU, None without one; where it is full, if it is."""

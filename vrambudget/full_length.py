@@ -1,8 +1,8 @@
-"""The length at which a generation fills its card: how many tokens a row has by then.
+"""The length at which a generation fills its GPU: how many tokens a row has by then.
 
     at most    what is alive when the last step of the job begins, and so many bytes of the cache
-               for each further token: more than the card has. Layers with a window stay as they are
-    exactly    in the job with as many new tokens as that, the step that has to fill the card where
+               for each further token: more than the GPU has. Layers with a window stay as they are
+    exactly    in the job with as many new tokens as that, the step that has to fill the GPU where
                none before can (`vrambudget.tape.room`); or else it is replayed step by step: where
                a cache grows, its holes decide before the bytes do
 
@@ -35,7 +35,7 @@ def full_at(
     further: int = _FURTHER,
     never: FullAt | None = None,
 ) -> FullAt | None:
-    """Return how many tokens a row has when the card is full; None where that never is.
+    """Return how many tokens a row has when the GPU is full; None where that never is.
 
     `tape`: the job's own. At most `further` steps more than the job has are replayed. `never` is
     returned where all tokens fit that a job may have, and were replayed.

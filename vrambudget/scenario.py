@@ -98,11 +98,11 @@ def resolve(
     usual = found.card.job if found.card and "grad_accum" not in said else {}
     per_step = usual.get("grad_accum", 0) * usual.get("batch", 0)
     job = job.model_copy(update=accumulation(job.batch, per_step))
-    card = None if named is None else gpu_under(job.torch, find_gpu(named))
+    device = None if named is None else gpu_under(job.torch, find_gpu(named))
     known = compiling(known, found.values) if job.compile else known
     resolved, notes = job.resolve(known.for_job(job)), tuple(unread(fields, job))
     return Scenario(
-        found.name, known, resolved, card, found.values, run, notes, found.path, per_step
+        found.name, known, resolved, device, found.values, run, notes, found.path, per_step
     )
 
 
@@ -127,8 +127,8 @@ def _of_module(
     known: ModelConfig = module_config(module, inputs, loss)
     job = Job.with_defaults(fields, {**known.job_defaults, **compiler_defaults(fields)})
     known = compiling(known, {}) if job.compile else known
-    card = None if gpu is None else find_gpu(gpu)
-    return Scenario(known.model_type, known, job.resolve(known.for_job(job)), card)
+    device = None if gpu is None else find_gpu(gpu)
+    return Scenario(known.model_type, known, job.resolve(known.for_job(job)), device)
 
 
 def config_of(found: FoundModel) -> ModelConfig:

@@ -140,7 +140,7 @@ class Beside:
     """A job's peak allocated bytes, estimated and as records have it; None where there is none."""
 
     id: str
-    card: str
+    gpu: str
     torch: str
     estimate: int
     virtual: int | None
@@ -242,7 +242,7 @@ def _task(record: Mapping[str, Any]) -> Scenario:
     config = config_of(found)
     job = job_of_record(record)
     if job.compile:
-        # On a virtual card nothing is faster than anything else: its benchmarks never pad.
+        # On a virtual GPU nothing is faster than anything else: its benchmarks never pad.
         pads = False if str(record.get("source", "")).startswith("virtual") else None
         config = compiling(config, found.values, pads=pads)
     gpu = gpu_under(job.torch, gpu_of_record(record))

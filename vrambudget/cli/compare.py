@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def estimated(scenario: Scenario) -> Tape:
-    """Return the tape of a job, on a card whose benchmarks find no padded product faster."""
+    """Return the tape of a job, on a GPU whose benchmarks find no padded product faster."""
     config = scenario.config
     if scenario.job.compile:
         config = config.model_copy(update={"pads": False})

@@ -15,7 +15,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import serve
-from vrambudget.planning.choices import card_word, model_word
+from vrambudget.planning.choices import gpu_word, model_word
 from vrambudget.planning.fit import Fit, What, fit, margin_bytes
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.scenario import Scenario, resolve
@@ -100,7 +100,7 @@ def _next(found: Fit, what: What, scenario: Scenario) -> Iterator[str]:
     job = scenario.job
     if getattr(found, what) or job.mode != "train" or job.layout.ranks > 1 or job.compile:
         return
-    words = [model_word(scenario), "--gpu", card_word(scenario), "--block", str(found.block)]
+    words = [model_word(scenario), "--gpu", gpu_word(scenario), "--block", str(found.block)]
     yield f"next: `vrambudget plan {shlex.join(words)}` looks for what fits"
 
 
@@ -148,17 +148,17 @@ def _request(args: argparse.Namespace) -> int:
             f"--longest-model-len is of vllm and sglang, not of {engine}", where="--engine"
         )
     longest, limit = server.values["longest_request"], server.values["max_model_len"]
-    name, card = find_model(args.model).name, find_gpu(count_of_gpus(args.gpu)[1]).name
+    name, gpu = find_model(args.model).name, find_gpu(count_of_gpus(args.gpu)[1]).name
     values = {"model": name, "max_model_len": longest, "positions": limit}
     asked = "max_model_len" in served
     own = ", as asked" if asked else ", the model's own limit"
     of = "" if asked else "the model's "
     said = own if longest == limit else f" of {of}{limit:,}"
     title = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
-    text = f"longest request that {title} starts with: {longest:,} tokens{said} (on {card})"
+    text = f"longest request that {title} starts with: {longest:,} tokens{said} (on {gpu})"
     if chosen_format(args) == "json":
         text = json.dumps(values, indent=2)
-    emit(text if longest else f"{title} does not start with {name} on {card}", args)
+    emit(text if longest else f"{title} does not start with {name} on {gpu}", args)
     return DONE if longest else DOES_NOT_FIT
 
 
@@ -170,9 +170,9 @@ def _server_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _verdict(found: Fit, what: What, scenario: Scenario, margin: int) -> str:
     assert scenario.gpu is not None  # noqa: S101 - the option is required
-    size, job, card = getattr(found, what), scenario.job, scenario.gpu.name
+    size, job, gpu = getattr(found, what), scenario.job, scenario.gpu.name
     each = f"each of {job.layout.ranks} " if job.layout.ranks > 1 else ""
-    where = f"on {each}{card}" + (f" with {format_bytes(margin)} left free" if margin else "")
+    where = f"on {each}{gpu}" + (f" with {format_bytes(margin)} left free" if margin else "")
     if not size:
         return f"not even {what} 1 fits {where}"
     largest = {"batch": "largest batch", "block": "longest block"}[what]

@@ -18,7 +18,7 @@ from vrambudget.config.foreign.torchtitan import flavor_of, model_of
 from vrambudget.config.gpus import count_of_gpus, find_gpu, on_nodes
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.escaping import json_text
-from vrambudget.planning.choices import Choice, card_word, how_many
+from vrambudget.planning.choices import Choice, gpu_word, how_many
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import MACHINE, Goal
 from vrambudget.planning.plan import Plan, Wish, counted, plan_for
@@ -169,7 +169,7 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
     file = str(args.output or "FILE")
     command, (used, left) = choice.command, map(format_bytes, held(choice))
     if args.tool == "torchtitan":  # the model is torchtitan's own, which the file alone names
-        command = f"vrambudget {file} --gpu {count.replace(' ', '')}{card_word(scenario)}"
+        command = f"vrambudget {file} --gpu {count.replace(' ', '')}{gpu_word(scenario)}"
     head = [f"{args.model} on {count}{found.gpu}: {choice.layout}"]
     head += [f"{used} of the GPU, {left} left", command]
     if choice.fields.get("expandable_segments"):

@@ -163,9 +163,9 @@ def _search(args: argparse.Namespace) -> int:
         return _script(args, command)
 
     search = largest_batch(args.command, bounds, tried, os.environ)
-    card = _card(args.gpu).name
-    found = {"gpu": card, **search.to_dict()}
-    emit(json.dumps(found, indent=2) if output == "json" else render_search(search, card), args)
+    gpu = _gpu(args.gpu).name
+    found = {"gpu": gpu, **search.to_dict()}
+    emit(json.dumps(found, indent=2) if output == "json" else render_search(search, gpu), args)
     return DOES_NOT_FIT if search.largest is None else DONE
 
 
@@ -179,7 +179,7 @@ def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
             hint="write the command's options after its name",
         )
     options = _options(args, steps, routing)
-    return rehearse_command(command_of(command), _card(args.gpu), options)
+    return rehearse_command(command_of(command), _gpu(args.gpu), options)
 
 
 def _options(args: argparse.Namespace, steps: int | None, routing: str | None) -> RehearsalOptions:
@@ -209,13 +209,13 @@ def _job(args: argparse.Namespace) -> Rehearsal:
         )
     if str(args.model).endswith(".py"):
         raise VramBudgetError(f"{args.model} is a script, not a model", hint=_EXAMPLE)
-    gpu, fields = _card(args.gpu), _fields(args)
+    gpu, fields = _gpu(args.gpu), _fields(args)
     job = job_of(args.model, fields)
     options = _options(args, None, fields.get("routing"))
     return rehearse_report(job, gpu=gpu, options=options)
 
 
-def _card(name: str | None) -> Gpu:
+def _gpu(name: str | None) -> Gpu:
     if name is None:
         raise VramBudgetError("name the GPU", hint='--gpu "RTX 3060", or --gpu 12GB')
     return find_gpu(name)
@@ -231,7 +231,7 @@ def _records(args: argparse.Namespace) -> int:
     failed = 0
     for job in map(with_loop_defaults, read_records(args.jobs, measured=False)):
         try:
-            gpu = _card(args.gpu or job.get("card"))
+            gpu = _gpu(args.gpu or job.get("card"))
             found = rehearse_job(job, gpu=gpu, events=False, any_torch=args.any_torch)
         except VramBudgetError as error:
             failed += 1
@@ -240,7 +240,7 @@ def _records(args: argparse.Namespace) -> int:
         record = as_record(
             job,
             measured=found.measured,
-            card=gpu.key or f"{gpu.capacity_bytes}B",
+            gpu=gpu.key or f"{gpu.capacity_bytes}B",
             source="virtual",
             versions=found.versions,
             machine={"capacity_bytes": gpu.capacity_bytes, "outside_bytes": gpu.context_bytes},

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from vrambudget.auto_classes import AUTO_CLASSES, built
-from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.dispatch import GPU
 from vrambudget.compiled.fake_storages import GpuMode
-from vrambudget.compiled.model import Compiled, on_card
+from vrambudget.compiled.model import Compiled, on_gpu
 from vrambudget.config.job import Job
 from vrambudget.engine.context import context, made_for
 from vrambudget.tape.events import Purpose
@@ -23,7 +23,7 @@ def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled
     """Return the model that a configuration's keys make, on the fake GPU."""
     kernels.unchecked.clear()
     mode = GpuMode()
-    with on_card(mode), made_for(Purpose.WEIGHTS):
+    with on_gpu(mode), made_for(Purpose.WEIGHTS):
         if keys.get("model_type") == "nanogpt":
             module = _nanogpt(keys, job)
         else:
@@ -37,7 +37,7 @@ def compiled_module(module: Any, loss: Loss | None, *, pads: bool) -> Compiled:
     kernels.unchecked.clear()
     mode = GpuMode()
     copy = copied(module)
-    with on_card(mode), made_for(Purpose.WEIGHTS):
+    with on_gpu(mode), made_for(Purpose.WEIGHTS):
         lay_down(copy)
     return Compiled(copy, mode, loss or loss_of_outputs, pads=pads)
 
@@ -50,7 +50,7 @@ def _from_transformers(keys: Mapping[str, Any], job: Job) -> Any:
     make = getattr(transformers, AUTO_CLASSES[job.task]).from_config
     dtype = TORCH_DTYPE[context.options.dtype]
     try:
-        with torch.device(CARD):
+        with torch.device(GPU):
             module = built(make, configuration(keys, job), attention=job.attention, dtype=dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise unbuilt(str(keys["model_type"]), job.task, error) from error
@@ -85,11 +85,11 @@ def _lay(module: torch.nn.Module, moved: dict[int, Any]) -> None:
         for name, x in own.items():
             if x is not None:
                 if id(x) not in moved:
-                    moved[id(x)] = _on_card(x)
+                    moved[id(x)] = _on_gpu(x)
                 own[name] = moved[id(x)]
 
 
-def _on_card(x: Any) -> Any:
-    y = torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype, device=CARD)
+def _on_gpu(x: Any) -> Any:
+    y = torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype, device=GPU)
     is_parameter = isinstance(x, torch.nn.Parameter)
     return torch.nn.Parameter(y, requires_grad=x.requires_grad) if is_parameter else y

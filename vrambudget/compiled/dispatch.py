@@ -34,7 +34,7 @@ from vrambudget.compiled.private import (
     get_proxy_slot,
 )
 
-CARD = torch.device("cuda:0")
+GPU = torch.device("cuda:0")
 _FOR_CPP = torch.device("xla:0")
 
 _XLA, _META = 9, 14  # of c10::DeviceType
@@ -63,19 +63,19 @@ def _changes() -> Iterator[Any]:
     asked = FakeTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
 
     def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE and _is_on_card(args[0]):
+        if func is _DEVICE and _is_on_gpu(args[0]):
             return _FOR_CPP
         return asked(cls, func, types, args, kwargs or {})
 
     yield patch.object(FakeTensor, "__torch_dispatch__", classmethod(dispatch))
     for mode in (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode):
         own = mode.__torch_dispatch__
-        yield patch.object(mode, "__torch_dispatch__", _on_card(own))
+        yield patch.object(mode, "__torch_dispatch__", _on_gpu(own))
     tracer = ProxyTorchDispatchMode
     yield patch.object(tracer, "__torch_dispatch__", _without_constants(tracer.__torch_dispatch__))
     yield patch.object(FunctionalTensor, "device", property(_functional_device), create=True)
     for kind in (FakeTensor, FunctionalTensor):
-        for name, device in (("is_cuda", CARD), ("is_xla", _FOR_CPP)):
+        for name, device in (("is_cuda", GPU), ("is_xla", _FOR_CPP)):
             answer = property(functools.partial(_is_on, device.type))
             yield patch.object(kind, name, answer, create=True)
     make = torch.Tensor._make_wrapper_subclass
@@ -88,20 +88,20 @@ def _device_for_cpp(asked: Callable[..., Any]) -> Callable[..., Any]:
         (x,) = args
         while isinstance(x, FunctionalTensor):  # since 2.15 its device is asked of the mode
             x = torch._from_functional_tensor(x.elem)
-        return _FOR_CPP if _is_on_card(x) else asked([x])
+        return _FOR_CPP if _is_on_gpu(x) else asked([x])
 
     return device
 
 
-def _is_on_card(x: Any) -> bool:
+def _is_on_gpu(x: Any) -> bool:
     return (
         isinstance(x, FakeTensor)
-        and x.fake_device.type == CARD.type
+        and x.fake_device.type == GPU.type
         and not x.fake_mode.in_kernel_invocation
     )
 
 
-def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
+def _on_gpu(own: Callable[..., Any]) -> Callable[..., Any]:
     """Return a mode's dispatch to which a device that C++ read off a tensor is the GPU."""
 
     @functools.wraps(own)
@@ -109,7 +109,7 @@ def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
         kwargs = kwargs or {}
         device = kwargs.get("device")
         if device is not None and device.type == _FOR_CPP.type:
-            kwargs = {**kwargs, "device": CARD}
+            kwargs = {**kwargs, "device": GPU}
         return own(mode, func, types, args, kwargs)
 
     # As PyTorch's own: Dynamo meets it between two graphs.
@@ -155,7 +155,7 @@ def _made(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is FunctionalTensor and args[place - 1].type == _FOR_CPP.type:
             given = [*args]
-            given[place - 1], given[asks - 1] = CARD, True
+            given[place - 1], given[asks - 1] = GPU, True
             args = tuple(given)
         return make(cls, *args, **kwargs)
 

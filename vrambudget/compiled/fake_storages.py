@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from vrambudget.compiled.accumulated import ADD, Running
-from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.dispatch import GPU
 from vrambudget.compiled.hidden import buffers, copied, on_host
 from vrambudget.compiled.private import (
     CompileContext,
@@ -86,7 +86,7 @@ class GpuMode(FakeTensorMode):
             buffers(func, name, args, result)
 
     @contextmanager
-    def on_the_card(self) -> Iterator[None]:
+    def on_the_gpu(self) -> Iterator[None]:
         """Run on the GPU what is run inside while the compiler traces: its benchmarks."""
         with disable_current_modes():
             self._benchmarks = True
@@ -115,7 +115,7 @@ class GpuMode(FakeTensorMode):
             self._is_quiet = before
 
     def _note(self, x: FakeTensor, nbytes: int | None = None) -> None:
-        if x.fake_device.type != CARD.type:
+        if x.fake_device.type != GPU.type:
             return
         storage = x.untyped_storage()
         known = self._storages.get(storage._cdata)
@@ -165,7 +165,7 @@ class GpuMode(FakeTensorMode):
 
     def _unseen(self, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         with self, self._quiet():
-            return torch.empty_strided(shape, strides, dtype=dtype, device=CARD)
+            return torch.empty_strided(shape, strides, dtype=dtype, device=GPU)
 
     def apart(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor on no tape whose gradient is that of `x`, which need not live on."""

@@ -26,14 +26,14 @@ _LARGEST_SHARED_MEMORY = 99  # KiB that a block may ask for; CUDA C++ Programmin
 @contextmanager
 def named(platform: Platform) -> Iterator[None]:
     """Let torch.cuda answer for this GPU inside."""
-    card = _properties(platform)
-    answers = _answers(card)
+    gpu = _properties(platform)
+    answers = _answers(gpu)
     with ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
         interfaces = device_interface.device_interfaces
         device_interface.get_interface_for_device("cuda")  # which fills the table
-        stack.enter_context(patch.dict(interfaces, {"cuda": _interface(card, answers)}))
+        stack.enter_context(patch.dict(interfaces, {"cuda": _interface(gpu, answers)}))
         available = "torch.cuda.amp.common.amp_definitely_not_available"
         stack.enter_context(patch(available, lambda: False))
         yield
@@ -101,17 +101,17 @@ class _Entered:
         pass
 
 
-def _answers(card: Any) -> dict[str, Any]:
+def _answers(gpu: Any) -> dict[str, Any]:
     """Return what stands in for functions of torch.cuda, by name."""
     stream = _Stream()
     return {
-        "get_device_properties": lambda _device=None: card,
-        "get_device_capability": lambda _device=None: (card.major, card.minor),
-        "get_device_name": lambda _device=None: card.name,
+        "get_device_properties": lambda _device=None: gpu,
+        "get_device_capability": lambda _device=None: (gpu.major, gpu.minor),
+        "get_device_name": lambda _device=None: gpu.name,
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "is_bf16_supported": lambda including_emulation=True: (
-            including_emulation or card.major >= _AMPERE
+            including_emulation or gpu.major >= _AMPERE
         ),
         "synchronize": lambda _device=None: None,
         "set_device": lambda _device: None,
@@ -124,7 +124,7 @@ def _answers(card: Any) -> dict[str, Any]:
     }
 
 
-def _interface(card: Any, answers: dict[str, Any]) -> type[device_interface.DeviceInterface]:
+def _interface(gpu: Any, answers: dict[str, Any]) -> type[device_interface.DeviceInterface]:
     """Return the device interface of "cuda" for the GPU."""
 
     class Worker:
@@ -147,7 +147,7 @@ def _interface(card: Any, answers: dict[str, Any]) -> type[device_interface.Devi
     for name, answer in (
         ("get_raw_stream", 0),
         ("is_available", True),
-        ("get_compute_capability", card.cc),
+        ("get_compute_capability", gpu.cc),
         ("is_triton_capable", True),
         ("raise_if_triton_unavailable", None),
     ):

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.dispatch import GPU
 from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.hidden import product
 from vrambudget.compiled.older import as_later
@@ -175,7 +175,7 @@ def _imported(name: str, *given: Any) -> Any:
 
 
 def _empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=CARD)
+    return torch.empty_strided(size, stride, dtype=dtype, device=GPU)
 
 
 def _drawn(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -41,7 +41,7 @@ _LOG = logging.getLogger("vrambudget")
 
 
 @contextmanager
-def on_card(
+def on_gpu(
     mode: GpuMode, functions: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
 ) -> Iterator[None]:
     """Run PyTorch's code inside as on the job's GPU, compiled or not.
@@ -108,14 +108,14 @@ class Compiled(TorchModule):
         if job.lora_rank is not None:
             self._put_adapters_in(job)
         if job.loop == "trainer":
-            with on_card(self._mode):
+            with on_gpu(self._mode):
                 prepare(self._module, job)
             self._evaluates_eagerly = job.mode == "train"
 
     def _put_adapters_in(self, job: Job) -> None:
         from vrambudget.traced.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
 
-        with on_card(self._mode), made_for(Purpose.WEIGHTS), _new_parameters():
+        with on_gpu(self._mode), made_for(Purpose.WEIGHTS), _new_parameters():
             self._module = with_lora(self._module, job)
         for name in [name for name, value in vars(self).items() if isinstance(value, Module)]:
             delattr(self, name)
@@ -129,7 +129,7 @@ class Compiled(TorchModule):
         self._module.train(self.training)
         weights = list(self._module.parameters())
         first = len(context.tape.sizes)
-        with on_card(self._mode), without_kernels(self._mode, pads=self._pads), self._under_way():
+        with on_gpu(self._mode), without_kernels(self._mode, pads=self._pads), self._under_way():
             outputs, loss = self._called(batch)
         tensors = tensors_in(outputs, torch.Tensor)
         logits = next((x for x in tensors if x is not loss), loss)
@@ -222,7 +222,7 @@ class Graph:
         weights: Sequence[tuple[torch.Tensor, Parameter]],
     ) -> None:
         self._mode, self._weights = mode, weights
-        with on_card(mode):
+        with on_gpu(mode):
             self._loss = [mode.apart(loss)]
 
     def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:  # noqa: ARG002
@@ -236,7 +236,7 @@ class Graph:
         backward pass; here it is paused.
         """
         kernels = without_kernels(self._mode, pads=False)
-        with on_card(self._mode), kernels, enable_python_dispatcher():
+        with on_gpu(self._mode), kernels, enable_python_dispatcher():
             given = [self._mode.fake_of(v) for v in gradients if v is not None]
             gradients.clear()
             for weight, own in self._weights:

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from vrambudget.compiled.attention import attend
-from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.dispatch import GPU
 from vrambudget.compiled.fake_storages import GpuMode
 
 aten = torch.ops.aten
@@ -54,13 +54,13 @@ def _moved(x: Any, device: Any, dtype: Any, *rest: Any, **options: Any) -> Any:
     options.pop("pin_memory", None)
     copy = options.pop("copy", False)
     device = x.device if device is None else torch.device(device)
-    own, device = (CARD if at.type in ("cuda", "xla") else at for at in (x.device, device))
+    own, device = (GPU if at.type in ("cuda", "xla") else at for at in (x.device, device))
     dtype = dtype or x.dtype
     lies_as = options.get("memory_format") or torch.preserve_format
     lies = lies_as is torch.preserve_format or x.is_contiguous(memory_format=lies_as)
     if own == device and x.dtype is dtype and lies and not copy:
         return x
-    if own != device or device == CARD:  # within a kernel it is meta
+    if own != device or device == GPU:  # within a kernel it is meta
         options["device"] = device
     return aten._to_copy(x, dtype=dtype, **options)
 

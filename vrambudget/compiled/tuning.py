@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import torch
 
-from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.dispatch import GPU
 from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.findings import findings
 from vrambudget.compiled.private import clone_preserve_strides, pad_mm, triton_heuristics
@@ -37,7 +37,7 @@ from vrambudget.tape.steady import run
 def benchmarked(call: Callable[[], Any], *_: Any, **__: Any) -> float:
     """Call a function as the benchmark does."""
     call()
-    buffer = torch.empty(context.platform.l2_bytes // 4, dtype=torch.int, device=CARD)
+    buffer = torch.empty(context.platform.l2_bytes // 4, dtype=torch.int, device=GPU)
     call()
     del buffer
     return 0.0
@@ -142,7 +142,7 @@ def benchmarks(mode: GpuMode, *, pads: bool) -> Iterator[None]:
             (triton_heuristics, "CachingAutotuner", kernel),
             (triton_heuristics, "Config", _Config),
             (triton_heuristics, "InductorConfig", _InductorConfig),
-            (pad_mm, "no_dispatch", mode.on_the_card),
+            (pad_mm, "no_dispatch", mode.on_the_gpu),
             (pad_mm, "get_do_bench", lambda: benchmarked),
             (pad_mm, "get_cached_should_pad", mode.padded.get),
             (pad_mm, "get_cached_base_mm_benchmark_time", lambda _key: None),

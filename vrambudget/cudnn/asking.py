@@ -13,7 +13,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from vrambudget.cudnn.card import described
+from vrambudget.cudnn.gpu import described
 from vrambudget.cudnn.library import Cudnn, CudnnError, Of, Type
 from vrambudget.cudnn.question import Convolution, Direction
 
@@ -39,10 +39,10 @@ def ask(
     """Return the bytes of its workspace on a GPU, None where there is no engine for it."""
     try:
         json = described(compute_capability, multiprocessors).encode()
-        card = cudnn.made(Of.CARD, [(2702, Type.CHARACTER, json)])
-        for config in _configs(cudnn, _graph(cudnn, what), card):
+        device = cudnn.made(Of.DEVICE_PROPERTIES, [(2702, Type.CHARACTER, json)])
+        for config in _configs(cudnn, _graph(cudnn, what), device):
             try:
-                plan = [(407, Type.DESCRIPTOR, [card]), (401, Type.DESCRIPTOR, [config])]
+                plan = [(407, Type.DESCRIPTOR, [device]), (401, Type.DESCRIPTOR, [config])]
                 return cudnn.number_of(cudnn.made(Of.PLAN, plan), 402)
             except CudnnError:
                 continue
@@ -54,7 +54,7 @@ def ask(
 
 
 def _configs(
-    cudnn: Cudnn, graph: ctypes.c_void_p, card: ctypes.c_void_p
+    cudnn: Cudnn, graph: ctypes.c_void_p, device: ctypes.c_void_p
 ) -> Iterator[ctypes.c_void_p]:
     for mode in _MODES:
         heuristics = cudnn.made(
@@ -62,7 +62,7 @@ def _configs(
             [
                 (201, Type.DESCRIPTOR, [graph]),
                 (200, Type.HEURISTICS_MODE, [mode]),
-                (204, Type.DESCRIPTOR, [card]),
+                (204, Type.DESCRIPTOR, [device]),
             ],
         )
         yield from cudnn.descriptors(heuristics, 202, Of.ENGINE_CONFIG, _TRIED)

@@ -32,7 +32,7 @@ class Of(IntEnum):
     BACKWARD_DATA = 12
     GRAPH = 15
     TENSOR = 17
-    CARD = 38
+    DEVICE_PROPERTIES = 38
 
 
 class Type(IntEnum):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.dispatch import GPU
 from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.hidden import buffers
 from vrambudget.compiled.private import FakeTensor, fake_tensor
@@ -60,14 +60,14 @@ class EagerMode(GpuMode):
         run = partial(super().dispatch, func, types, args, kwargs)
         if self._is_quiet or func is torch.ops.prim.device.default:
             return run()
-        if func is _READ and is_on_card(args[0]):
+        if func is _READ and is_on_gpu(args[0]):
             return self._number(args[0])
         if kwargs.get("pin_memory"):
             return func(*args, **{**kwargs, "pin_memory": False})
-        if func is _COPY and is_on_card(args[1]) and not is_on_card(args[0]):
+        if func is _COPY and is_on_gpu(args[1]) and not is_on_gpu(args[0]):
             self._convert(args[1], args[0].dtype)
             return args[0]  # to the host, where nobody knows it
-        if func is _MOVE and is_on_card(args[0]) and _names_host(**kwargs):
+        if func is _MOVE and is_on_gpu(args[0]) and _names_host(**kwargs):
             self._convert(args[0], kwargs.get("dtype") or args[0].dtype)
         self.running.look()
         try:
@@ -83,7 +83,7 @@ class EagerMode(GpuMode):
         """Run an operation by the rule of its kernels, if it has one, or by its parts."""
         packet = func.overloadpacket
         rule = gpu_kernels.RULES.get(packet)
-        given = map(is_on_card, tree_leaves((args, kwargs)))
+        given = map(is_on_gpu, tree_leaves((args, kwargs)))
         if rule is not None and (any(given) or packet is _ZEROS):
             context.operation = self.operation = packet.__name__
             return rule(self, run, *args, **kwargs)
@@ -109,7 +109,7 @@ class EagerMode(GpuMode):
         if node == "MaskedFillBackward1" and name == "where":  # it picks by the mask
             kernels.unchecked.add("masked_fill by a tensor")
         own = any(node.startswith(kind) and name in names for kind, names in _IN_PLACE.items())
-        writes = node and (name in WRITES_INTO_ZEROS or own) and is_on_card(args[0])
+        writes = node and (name in WRITES_INTO_ZEROS or own) and is_on_gpu(args[0])
         into = self.storage_of(args[0]) if writes else None
         made_by = "" if into is None else into.tape.operations[into.index]
         if into is None or into.index < first or made_by in _KEPT:
@@ -152,13 +152,13 @@ class EagerMode(GpuMode):
 
     def knows(self, x: Any) -> bool:
         """Whether the values of a tensor are known."""
-        return not is_on_card(x) or note_of(x).known is not None
+        return not is_on_gpu(x) or note_of(x).known is not None
 
     def largest(self, x: torch.Tensor) -> int:
         """Return the largest number of a tensor of integers, as far as it is known."""
         if not self.knows(x):
             numbers.note([own_line(stack())])
-        return int((note_of(x).ordinary() if is_on_card(x) else x).max())
+        return int((note_of(x).ordinary() if is_on_gpu(x) else x).max())
 
     def _number(self, x: FakeTensor) -> Any:
         """Return the number that C++ reads back."""
@@ -178,8 +178,8 @@ _KEPT = {"xlogy", "special_xlog1py", "neg"}  # results that no formula writes in
 
 def _keep_known(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     """Keep what is known of a tensor that C++ itself views: a mask, or one number of repeats."""
-    note = vars(args[0]).get("_numbers") if is_on_card(args[0]) else None
-    if note is not None and note.known is not None and is_on_card(result):
+    note = vars(args[0]).get("_numbers") if is_on_gpu(args[0]) else None
+    if note is not None and note.known is not None and is_on_gpu(result):
         given = note.known, *args[1:]  # without the tensor, which is not to live longer
         note_of(result).known = Known(lambda: worked_out(func, given, kwargs))
 
@@ -188,6 +188,6 @@ def _names_host(device: Any = None, **_: Any) -> bool:
     return device is not None and torch.device(device).type == "cpu"
 
 
-def is_on_card(x: Any) -> bool:
+def is_on_gpu(x: Any) -> bool:
     """Whether x is a tensor on the fake GPU."""
-    return isinstance(x, FakeTensor) and x.fake_device.type == CARD.type
+    return isinstance(x, FakeTensor) and x.fake_device.type == GPU.type

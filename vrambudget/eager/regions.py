@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vrambudget.traced.tensor import CARD
+from vrambudget.traced.tensor import GPU
 
 
 def made_without_a_gpu(seen: set[torch.dtype]) -> Iterator[tuple[Any, str, Any]]:
@@ -37,7 +37,7 @@ def made_without_a_gpu(seen: set[torch.dtype]) -> Iterator[tuple[Any, str, Any]]
 
     def enter(self: Any) -> Any:
         before = self._enabled
-        self._enabled = before or (self.device == CARD.type and is_off(self))
+        self._enabled = before or (self.device == GPU.type and is_off(self))
         seen.update({self.fast_dtype} if self._enabled else ())
         try:
             return entered(self)
@@ -46,7 +46,7 @@ def made_without_a_gpu(seen: set[torch.dtype]) -> Iterator[tuple[Any, str, Any]]
 
     def scaled(self: Any, *args: Any, **options: Any) -> Any:
         if is_off(self) and torch.float16 in seen:
-            made_scaler(self, CARD.type)
+            made_scaler(self, GPU.type)
         return scale(self, *args, **options)
 
     def make_scaler(self: Any, *args: Any, **options: Any) -> None:

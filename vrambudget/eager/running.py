@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from torch.optim import optimizer as optimizers
 
-from vrambudget.compiled.model import on_card
+from vrambudget.compiled.model import on_gpu
 from vrambudget.compiled.private import enable_python_dispatcher, fake_tensor
 from vrambudget.eager import numbers
 from vrambudget.eager.dispatcher import FUNCTIONS, in_cpp
@@ -34,7 +34,7 @@ from vrambudget.tape.events import Purpose
 from vrambudget.traced.fast_path import FAST_PATH
 from vrambudget.traced.live import tensors_in
 from vrambudget.traced.shadows import shadow
-from vrambudget.traced.tensor import CARD, DTYPE, REHEARSE
+from vrambudget.traced.tensor import DTYPE, GPU, REHEARSE
 
 _CREATE_GRAPH = 3  # its place in the engine's signature
 
@@ -42,9 +42,9 @@ _CREATE_GRAPH = 3  # its place in the engine's signature
 @contextmanager
 def on_the_gpu() -> Iterator[Standing]:
     """Have a fake GPU inside."""
-    card = EagerMode()
-    with in_cpp(), on_card(card, FUNCTIONS), enable_python_dispatcher():
-        mode = Standing(card)
+    gpu = EagerMode()
+    with in_cpp(), on_gpu(gpu, FUNCTIONS), enable_python_dispatcher():
+        mode = Standing(gpu)
         with mode.thread:
             yield mode
 
@@ -84,7 +84,7 @@ def inside(mode: Standing) -> Iterator[None]:
             (torch.cuda, "set_rng_state", lambda _state, _device=None: None),
             (torch.cuda.random, "get_rng_state", lambda _device=None: state),
             (torch.cuda.random, "set_rng_state", lambda _state, _device=None: None),
-            *made_without_a_gpu(mode.card.autocast),
+            *made_without_a_gpu(mode.gpu.autocast),
             *FAST_PATH,
             *_transforms(mode),
             *_looking_at_masks(),
@@ -190,7 +190,7 @@ def _backward(mode: Standing, run: Callable[..., Any]) -> Callable[..., Any]:
         before, context.thread = context.thread, "autograd"
         transformed = torch._C._functorch.maybe_current_level() is not None  # of this thread
         makes_graph = args[_CREATE_GRAPH] and not transformed
-        running = mode.card.running
+        running = mode.gpu.running
         outer, running.is_transformed = running.is_transformed, transformed
         try:
             if makes_graph and before == "main":
@@ -201,7 +201,7 @@ def _backward(mode: Standing, run: Callable[..., Any]) -> Callable[..., Any]:
             context.thread, running.is_transformed = before, outer
             for leaf in mode.leaves():
                 if leaf.grad is not None and leaf.grad.layout is torch.strided:
-                    mode.card.storage_of(leaf.grad).purpose = Purpose.GRADIENTS
+                    mode.gpu.storage_of(leaf.grad).purpose = Purpose.GRADIENTS
             mode.begins("after backward")
 
     return backward
@@ -214,14 +214,14 @@ def _in_thread(mode: Standing, run: Callable[..., Any], args: Any, options: Any)
     number runs first (aten/src/ATen/SequenceNumber.h; engine.cpp, CompareNodeTaskTime).
     """
     alone, python = torch.autograd.set_multithreading_enabled(False), enable_python_dispatcher()
-    with alone, mode.card, python, mode:
+    with alone, mode.gpu, python, mode:
         return run(*args, **options)
 
 
 def _say_activations(mode: Standing) -> None:
     """Name what is kept for backward."""
     purposes = context.tape.purposes
-    for index in mode.card.alive_since(0):
+    for index in mode.gpu.alive_since(0):
         if purposes[index] is Purpose.TEMPORARIES:
             purposes[index] = Purpose.ACTIVATIONS
 
@@ -231,7 +231,7 @@ def _label(mode: Standing, optimizer: Any) -> None:
     for state in optimizer.state.values():
         for x in state.values() if isinstance(state, dict) else ():
             if mode.traced_of(x) is not None:
-                mode.card.storage_of(mode.fake_of(x)).purpose = Purpose.OPTIMIZER_STATES
+                mode.gpu.storage_of(mode.fake_of(x)).purpose = Purpose.OPTIMIZER_STATES
 
 
 def allocate(
@@ -287,7 +287,7 @@ def _lay_states(found: Found, parameters: Iterable[Any], mode: Standing) -> None
             mode.fake_of(p).grad = mode.lay(p.grad, Purpose.GRADIENTS)
     states = [state for own in found.optimizers for state in own.state.values()]
     for x in [x for state in states for x in state.values() if isinstance(x, torch.Tensor)]:
-        if x.dim() or x.device.type == CARD.type:
+        if x.dim() or x.device.type == GPU.type:
             mode.lay(x, Purpose.OPTIMIZER_STATES)
 
 

@@ -16,10 +16,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.dispatch import GPU
 from vrambudget.dtypes import bool_
 from vrambudget.eager import numbers
-from vrambudget.eager.mode import EagerMode, is_on_card
+from vrambudget.eager.mode import EagerMode, is_on_gpu
 from vrambudget.eager.notes import Note, choice, guess, note_of, sign_of
 from vrambudget.eager.numbers import Unknown
 from vrambudget.engine.context import context, made_for
@@ -41,9 +41,9 @@ _PICKS = {"__getitem__", "__setitem__"}
 class Standing(TorchFunctionMode):
     """Hands calls the fake tensor of each live one; `begins` hears of phases."""
 
-    def __init__(self, card: EagerMode) -> None:
+    def __init__(self, gpu: EagerMode) -> None:
         super().__init__()
-        self.card = card
+        self.gpu = gpu
         self.begins: Callable[[str], None] = lambda _phase: None
         self.shadows: dict[int, Module] = {}
         self.reached: set[int] = set()  # ids of the tensors that the step can reach
@@ -62,7 +62,7 @@ class Standing(TorchFunctionMode):
         shape = tuple(x.shape)
         strides = strides_of(x) or contiguous_strides(shape)
         with made_for(purpose), torch.no_grad():
-            fake = torch.empty_strided(shape, strides, dtype=x.dtype, device=CARD)
+            fake = torch.empty_strided(shape, strides, dtype=x.dtype, device=GPU)
         if x.requires_grad and x.is_leaf:  # functorch lets nobody ask for it inside a transform
             fake.requires_grad_()
         self._fakes[id(x)], self._live[id(fake)] = fake, x
@@ -116,7 +116,7 @@ class Standing(TorchFunctionMode):
     def traced_of(self, x: Any) -> Note | None:
         """Return the note of what is on the GPU, None for the host's."""
         x = self._fakes.get(id(x), x)
-        return note_of(x) if is_on_card(x) else None
+        return note_of(x) if is_on_gpu(x) else None
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -124,17 +124,17 @@ class Standing(TorchFunctionMode):
             return func(*map(self.fake_of, args), **kwargs)
         found: list[Any] = []
         given = self.taken((args, kwargs), found)
-        if func.__name__ not in _MIXES and any(is_on_card(_unwrapped(x)) for x in found):
+        if func.__name__ not in _MIXES and any(is_on_gpu(_unwrapped(x)) for x in found):
             only = self.reached if func.__name__ in _PICKS else None
             moving = [x for x in found if _is_of_host(x) and (only is None or id(x) in only)]
-            picks = only is None or is_on_card(self.fake_of(args[0])) or _picks_by_card(args)
+            picks = only is None or is_on_gpu(self.fake_of(args[0])) or _picks_by_gpu(args)
             moving = moving if picks else []
             for x in moving:
                 self._meet(x)
             if moving:
                 given = self.taken((args, kwargs), found := [])
         answer = ANSWERS.get(func)
-        if answer is not None and given[0] and is_on_card(given[0][0]):
+        if answer is not None and given[0] and is_on_gpu(given[0][0]):
             return answer(self, *given[0], **given[1])
         value = known.brought_to_host(func, (args, kwargs), self)
         if value is not None:
@@ -148,7 +148,7 @@ class Standing(TorchFunctionMode):
         if _is_of_host(result):
             of = {number for x in found for number in (id(x), *getattr(x, "_made_of", ()))}
             vars(result)["_made_of"] = of & self.reached  # what a host's tensor was made of
-        return self._handed(func, result, (args, kwargs), list(filter(is_on_card, found)))
+        return self._handed(func, result, (args, kwargs), list(filter(is_on_gpu, found)))
 
     def taken(self, value: Any, found: list[Any]) -> Any:
         """Return arguments with fake tensors in the place of live ones; `found` has all tensors."""
@@ -164,13 +164,13 @@ class Standing(TorchFunctionMode):
 
     def _handed(self, func: Any, result: Any, given: Any, found: list[Any]) -> Any:
         """Return a call's result as the step sees it, and note what it tells of numbers."""
-        if is_on_card(result):
+        if is_on_gpu(result):
             self._note(func, result, given, found, None)
             return self._live.get(id(result), result)
         if not isinstance(result, tuple | list):
             return result
         for number, x in enumerate(result):
-            if is_on_card(x):
+            if is_on_gpu(x):
                 self._note(func, x, given, found, number)
         items = [self._live.get(id(x), x) for x in result]
         kind: Any = type(result)
@@ -240,9 +240,9 @@ def _as_strided(x: torch.Tensor) -> None:
 _VIEWS_OF_ALL = {f"{name}Backward0" for name in ("View", "Permute", "Transpose", "T", "Unsqueeze")}
 
 
-def _picks_by_card(args: Any) -> bool:
+def _picks_by_gpu(args: Any) -> bool:
     """Whether an index is on the GPU, and has dimensions: so is what it picks from."""
-    return any(is_on_card(x) and x.dim() for x in tree_leaves(args[1]))
+    return any(is_on_gpu(x) and x.dim() for x in tree_leaves(args[1]))
 
 
 def _unwrapped(x: torch.Tensor) -> torch.Tensor:
@@ -263,7 +263,7 @@ def _numbers(x: Any) -> Any:
     """Return lists with the numbers of the tensors in them, which the host reads back."""
     if isinstance(x, list | tuple):
         return [_numbers(item) for item in x]
-    return _value(x).tolist() if is_on_card(x) else x
+    return _value(x).tolist() if is_on_gpu(x) else x
 
 
 def _item(_mode: Standing, x: Any) -> Any:

@@ -20,7 +20,7 @@ from vrambudget.units import format_bytes
 _BLOCK = 512  # what the allocator rounds up to
 
 
-def card_now(model: Any = None, optimizer: Any = None) -> tuple[Gpu | None, tuple[str, ...]]:
+def gpu_now(model: Any = None, optimizer: Any = None) -> tuple[Gpu | None, tuple[str, ...]]:
     """Return this machine's GPU with what is free for a job, and notes for the report."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
@@ -30,12 +30,12 @@ def card_now(model: Any = None, optimizer: Any = None) -> tuple[Gpu | None, tupl
             return None, ("no NVIDIA GPU was found on this machine: name one with gpu=...",)
     free, _ = torch.cuda.mem_get_info()
     reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
-    others = max(allocated - _on_card(_tensors(model, optimizer)), 0)
+    others = max(allocated - _on_gpu(_tensors(model, optimizer)), 0)
     available = free + reserved - others
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
-    card = gpu_with_free(name, capability, available, source="torch.cuda.mem_get_info()")
+    gpu = gpu_with_free(name, capability, available, source="torch.cuda.mem_get_info()")
     with_context = gpu_with_free(
-        name, capability, available + card.context_bytes, source="torch.cuda.mem_get_info()"
+        name, capability, available + gpu.context_bytes, source="torch.cuda.mem_get_info()"
     )
     notes = (f"{format_bytes(others)} of other tensors are on the GPU",) if others else ()
     return with_context, notes
@@ -54,7 +54,7 @@ def _tensors(model: Any, optimizer: Any) -> Iterator[Any]:
         yield from (value for value in states.values() if hasattr(value, "untyped_storage"))
 
 
-def _on_card(tensors: Iterable[Any]) -> int:
+def _on_gpu(tensors: Iterable[Any]) -> int:
     """Return the bytes of their storages on the GPU, each counted once and as a block."""
     sizes = {}
     for tensor in tensors:

@@ -23,7 +23,7 @@ from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.engine.context import recording
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate_scenario
-from vrambudget.integrations.live_gpu import card_now
+from vrambudget.integrations.live_gpu import gpu_now
 from vrambudget.integrations.live_model import (
     LiveModel,
     is_live,
@@ -96,11 +96,11 @@ def _followed(
     model: Any, *, optimizer: Any, gpu: str | Gpu | None, batch: int, **fields: Any
 ) -> Budget:
     """Return the budget of a live model, by its own code."""
-    card, notes = _card(gpu, model, optimizer)
+    device, notes = _gpu(gpu, model, optimizer)
     sizes = {} if fields.get("inputs") is not None else {"batch": batch}
     given = {**_versions(), **fields, **sizes, **_optimizer(optimizer, model, fields.get("loop"))}
     given = {name: value for name, value in given.items() if value is not None}
-    budget = estimate_scenario(resolve(model, gpu=card, **given))
+    budget = estimate_scenario(resolve(model, gpu=device, **given))
     return replace(budget, warnings=(*budget.warnings, *notes, *_of_mode(model, budget)))
 
 
@@ -120,8 +120,8 @@ def _by_rules(
     read = {**(live.fields if live else {}), **_optimizer(optimizer, model, fields.get("loop"))}
     given = _merged({**_versions(), "batch": batch, "block": block, **fields}, read)
     source = live.config if live else _source(model)
-    card, notes = _card(gpu, model, optimizer)
-    scenario = resolve(source, gpu=card, **given)
+    device, notes = _gpu(gpu, model, optimizer)
+    scenario = resolve(source, gpu=device, **given)
     if live:
         _check_quantised(scenario, live)
         scenario = _as_frozen(scenario, live)
@@ -188,10 +188,10 @@ def _optimizer(optimizer: Any, model: Any, loop: str | None) -> dict[str, Any]:
     return read_optimizer(optimizer, model, loop)
 
 
-def _card(
+def _gpu(
     gpu: str | Gpu | None, model: Any, optimizer: Any
 ) -> tuple[str | Gpu | None, tuple[str, ...]]:
-    return card_now(model, optimizer) if gpu == "auto" else (gpu, ())
+    return gpu_now(model, optimizer) if gpu == "auto" else (gpu, ())
 
 
 def _merged(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:

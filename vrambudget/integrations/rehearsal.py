@@ -17,12 +17,10 @@ def rehearsal_command(gpu: str | Gpu | None, words: Sequence[str] | None = None)
     `words` are those that the interpreter was started with.
     """
     script = _script(list(sys.orig_argv if words is None else words))
-    return shlex.join(
-        ["vrambudget", "rehearse", "--gpu", _card(gpu), "--steps", "3", "--", *script]
-    )
+    return shlex.join(["vrambudget", "rehearse", "--gpu", _gpu(gpu), "--steps", "3", "--", *script])
 
 
-def _card(gpu: str | Gpu | None) -> str:
+def _gpu(gpu: str | Gpu | None) -> str:
     """Return a name that `rehearse` understands: that of the GPU here, where none is given."""
     if isinstance(gpu, Gpu):
         return gpu.key or f"{gpu.capacity_bytes}B"

@@ -1,4 +1,4 @@
-"""What an inference server does with a card, from Python: `vrambudget.serve`.
+"""What an inference server does with a GPU, from Python: `vrambudget.serve`.
 
     server = vrambudget.serve("llama-3.1-8b", gpu="h100", context=8192)
     server.starts, server.values["tokens"]
@@ -61,7 +61,7 @@ def serve(
     say: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Server:
-    """Return what a server of `model` does with a card. Raises VramBudgetError.
+    """Return what a server of `model` does with a GPU. Raises VramBudgetError.
 
     `engine`: vllm, sglang or llama.cpp, by default vllm, of a GGUF file llama.cpp; `context`:
     tokens of a request; `options`: the engine's own. "2xh100" is tensor parallelism over two.
@@ -81,16 +81,16 @@ def serve(
             options = {**options, "engine_version": engine_version}
         given = _options(engine, options).model_dump(exclude_unset=True)
         return run(model, gpu=gpu, context=context, **given)
-    cards, kind = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
-    parsed, card = _over(cards, engine, _options(engine, options)), find_gpu(kind)
+    gpus, kind = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
+    parsed, device = _over(gpus, engine, _options(engine, options)), find_gpu(kind)
     if rehearse:
         from vrambudget.integrations.server_rehearsal import rehearsed  # noqa: PLC0415 - Linux alone
 
-        return Server(engine, *rehearsed(model, card, engine, parsed, say))
+        return Server(engine, *rehearsed(model, device, engine, parsed, say))
     command = rehearsal(model, kind, engine, parsed)
     try:
         _check_version(engine, engine_version)
-        server = _by_rules(model, card, engine, parsed, context)
+        server = _by_rules(model, device, engine, parsed, context)
     except NotModelledError as error:
         raise with_rehearsal(error, command) from error
     if command is None or engine != "vllm":
@@ -110,7 +110,7 @@ def _check_version(engine: str, asked: str | None) -> None:
 
 
 def _by_rules(
-    model: ModelSource, card: Gpu, engine: str, parsed: Any, context: int | None
+    model: ModelSource, device: Gpu, engine: str, parsed: Any, context: int | None
 ) -> Server:
     is_file = isinstance(model, str | Path) and str(model).endswith(_GGUF)
     if is_file:
@@ -118,8 +118,8 @@ def _by_rules(
             f"{engine} is not modelled with a GGUF file", hint="--engine llama.cpp reads it"
         )
     if isinstance(parsed, SglangOptions):
-        return _sglang(model, card, parsed, context)
-    return _vllm(model, card, parsed, context)
+        return _sglang(model, device, parsed, context)
+    return _vllm(model, device, parsed, context)
 
 
 def _options(engine: str, given: Mapping[str, Any]) -> Any:
@@ -140,20 +140,20 @@ def _options(engine: str, given: Mapping[str, Any]) -> Any:
     return OPTIONS[engine].parse({**given, "engine": engine})
 
 
-def _over(cards: int, engine: str, options: Any) -> Any:
-    """Return the options with layers shared by all cards. Raises VramBudgetError for other cards.
+def _over(gpus: int, engine: str, options: Any) -> Any:
+    """Return the options with layers shared by all GPUs. Raises VramBudgetError for other GPUs.
 
     The options may have said so themselves, or that stages have a part of the layers each.
     """
-    if cards == 1:
+    if gpus == 1:
         return options
     if not hasattr(options, _SHARED_BY):
-        raise NotModelledError(f"{engine} over {cards} GPUs is not modelled", hint="name one GPU")
+        raise NotModelledError(f"{engine} over {gpus} GPUs is not modelled", hint="name one GPU")
     stages = getattr(options, "pipeline_parallel_size", 1)
-    if _SHARED_BY not in options.model_fields_set and cards % stages == 0:
-        return options.changed({_SHARED_BY: cards // stages})
-    if (asked := getattr(options, _SHARED_BY) * stages) != cards:
-        raise VramBudgetError(f"gpu has {cards} GPUs; the engine's options share among {asked}")
+    if _SHARED_BY not in options.model_fields_set and gpus % stages == 0:
+        return options.changed({_SHARED_BY: gpus // stages})
+    if (asked := getattr(options, _SHARED_BY) * stages) != gpus:
+        raise VramBudgetError(f"gpu has {gpus} GPUs; the engine's options share among {asked}")
     return options
 
 

@@ -16,7 +16,7 @@ from vrambudget.config.fields.software import DriverAddresses
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.versions import default_version
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import on_card
+from vrambudget.estimator import on_gpu
 from vrambudget.integrations.rehearsal import rehearsal_command
 from vrambudget.remarks import remarks_on_choice, remarks_on_convolutions
 from vrambudget.scenario import platform_of
@@ -53,24 +53,24 @@ def follow(
         )
     if type(steps) is not int or not 1 <= steps <= _MOST_STEPS:
         raise VramBudgetError(f"steps is {steps!r}; it should be from 1 to {_MOST_STEPS}")
-    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    found = find_gpu(gpu) if isinstance(gpu, str) else gpu
     version = torch or default_version("torch")
     try:
         from vrambudget.eager.step import stepped  # noqa: PLC0415 - it imports torch
 
-        platform = platform_of(card, version)
+        platform = platform_of(found, version)
         left = stepped(step, given, steps=steps, platform=platform, warm=warm_process)
     except NotModelledError as error:
         command = rehearsal_command(gpu)
         error.hint = f"{error.hint.rstrip('.')}; here: {command}" if error.hint else command
         raise
     left.tape.driver_addresses = driver_addresses
-    return _budget(left, card, version)
+    return _budget(left, found, version)
 
 
-def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:
+def _budget(left: "Stepped", found: Gpu | None, version: str) -> Budget:
     replayed = replay(left.tape)
-    device, out_of_memory = on_card(card, left.tape, replayed)
+    device, out_of_memory = on_gpu(found, left.tape, replayed)
     return Budget(
         model=left.model,
         job=_job(left, version, len(replayed.steps)),
@@ -81,15 +81,15 @@ def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:
         device=device,
         out_of_memory=out_of_memory,
         not_modelled=left.not_modelled,
-        warnings=tuple(_notes(card, left)),
+        warnings=tuple(_notes(found, left)),
     )
 
 
-def _notes(card: Gpu | None, left: "Stepped") -> Iterator[str]:
+def _notes(found: Gpu | None, left: "Stepped") -> Iterator[str]:
     yield "the step's own code was traced; numbers that it reads back are assumed to be finite"
     yield from left.notes
     yield from remarks_on_convolutions(left.tape, left.unknown_workspace_bytes)
-    yield from remarks_on_choice(card)
+    yield from remarks_on_choice(found)
 
 
 def _job(left: "Stepped", version: str, steps: int) -> dict[str, Any]:

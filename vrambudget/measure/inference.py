@@ -59,7 +59,7 @@ def _stub_quanto() -> None:
 
 
 def _go_on_with_beams(tokens: int) -> None:
-    """Answer as a card does where no token ends a beam: it goes on to the last one.
+    """Answer as a GPU does where no token ends a beam: it goes on to the last one.
 
     On a virtual GPU scores read as zeros, by which no further token would improve them.
     """

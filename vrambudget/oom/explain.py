@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.oom import gpu_detectors as card
+from vrambudget.oom import gpu_detectors as gpu
 from vrambudget.oom import job_detectors as job
-from vrambudget.oom.gpu_ledger import CardLedgerRow, GpuLedger
+from vrambudget.oom.gpu_ledger import GpuLedger, GpuLedgerRow
 from vrambudget.oom.log_lines import TracebackFrame
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Request, match_request
@@ -28,23 +28,23 @@ from vrambudget.units import format_bytes, unit_for
 
 # The order of the findings: the cause before its circumstances.
 _LOOKS: tuple[Callable[[Scene], Finding | None], ...] = (
-    card.no_numbers,
-    card.own_limit,
-    card.spilled,
-    card.fragmented,
-    card.full_card,
+    gpu.no_numbers,
+    gpu.own_limit,
+    gpu.spilled,
+    gpu.fragmented,
+    gpu.full_gpu,
     job.named_request,
     job.second_copy,
     job.growing,
-    card.too_big,
-    card.room_was_free,
-    card.shared_card,
-    card.unnamed_use,
-    job.beyond_the_card,
+    gpu.too_big,
+    gpu.room_was_free,
+    gpu.shared_gpu,
+    gpu.unnamed_use,
+    job.beyond_the_gpu,
     job.late,
-    card.outside_pytorch,
-    card.cuda_graphs,
-    card.seen_from_a_container,
+    gpu.outside_pytorch,
+    gpu.cuda_graphs,
+    gpu.seen_from_a_container,
 )
 
 _PHASES = {
@@ -62,7 +62,7 @@ class Explanation:
     headline: str
     where: TracebackFrame | None
     phase: str | None
-    ledger: tuple[CardLedgerRow, ...]
+    ledger: tuple[GpuLedgerRow, ...]
     findings: tuple[Finding, ...]
     message: OomMessage
     message_count: int
@@ -150,12 +150,12 @@ def render_explanation(explanation: Explanation) -> str:
 
 
 def _headline(message: OomMessage, phase: str | None) -> str:
-    card = f"GPU {message.gpu}" if message.gpu is not None else "the GPU"
+    gpu = f"GPU {message.gpu}" if message.gpu is not None else "the GPU"
     rank = f" (rank {message.rank})" if message.rank is not None else ""
     during = f" during {phase}" if phase else ""
     asked = f": {message.asked.text} asked for" if message.asked else ""
     free = f", {message.free.text} free" if message.free else ""
-    return f"Out of memory on {card}{rank}{during}{asked}{free}."
+    return f"Out of memory on {gpu}{rank}{during}{asked}{free}."
 
 
 def _users_frame(frames: Sequence[TracebackFrame]) -> TracebackFrame | None:
@@ -178,7 +178,7 @@ def _history(messages: Sequence[OomMessage], one: OomMessage) -> tuple[int, ...]
     return tuple(sizes)
 
 
-def _ledger_lines(rows: Sequence[CardLedgerRow]) -> list[str]:
+def _ledger_lines(rows: Sequence[GpuLedgerRow]) -> list[str]:
     unit = unit_for(rows[0].bytes)
     width = max(len(row.label) + 2 * row.depth for row in rows)
     return [

@@ -78,7 +78,7 @@ def fragmented(scene: Scene) -> Finding | None:
     )
 
 
-def full_card(scene: Scene) -> Finding | None:
+def full_gpu(scene: Scene) -> Finding | None:
     """Detect a GPU with almost nothing left: the job is too large, not this request."""
     left = _left(scene)
     if left is None or not _is_full(scene):
@@ -124,7 +124,7 @@ def room_was_free(scene: Scene) -> Finding | None:
     )
 
 
-def shared_card(scene: Scene) -> Finding | None:
+def shared_gpu(scene: Scene) -> Finding | None:
     """Detect other processes, if they are decisive or hold much."""
     others, free = scene.ledger.others, scene.ledger.free or 0
     if others is None:

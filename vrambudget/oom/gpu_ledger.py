@@ -21,7 +21,7 @@ _ROUNDING = 3 * 2**30 // 200  # of three numbers in GiB with two decimals
 
 
 @dataclass(frozen=True, slots=True)
-class CardLedgerRow:
+class GpuLedgerRow:
     """One line of the ledger: rows of `depth` d + 1 below a row of depth d are its parts."""
 
     label: str
@@ -92,7 +92,7 @@ class GpuLedger:
         """Return whether PyTorch holds more than the GPU has (on Windows the driver uses RAM)."""
         return self.capacity is not None and (self.reserved or self.allocated or 0) > self.capacity
 
-    def rows(self) -> tuple[CardLedgerRow, ...]:
+    def rows(self) -> tuple[GpuLedgerRow, ...]:
         """Return the ledger as rows, parts below their sums."""
         cache = "" if self.cached is not None else " and cache"
         named = [
@@ -105,7 +105,7 @@ class GpuLedger:
             ("other processes" if (self.others or 0) > _ROUNDING else "rounding", self.others, 1),
             (f"CUDA context, other processes{cache}", self.unnamed, 1),
         ]
-        return tuple(CardLedgerRow(label, n, depth) for label, n, depth in named if n is not None)
+        return tuple(GpuLedgerRow(label, n, depth) for label, n, depth in named if n is not None)
 
 
 def _this_process(message: OomMessage, held: int) -> tuple[int | None, int | None]:

@@ -102,7 +102,7 @@ def late(scene: Scene) -> Finding | None:
     )
 
 
-def beyond_the_card(scene: Scene) -> Finding | None:
+def beyond_the_gpu(scene: Scene) -> Finding | None:
     """Detect a request of the same job that is larger than the whole GPU."""
     capacity = scene.ledger.capacity
     largest = max(scene.requests, key=lambda request: request.bytes, default=None)

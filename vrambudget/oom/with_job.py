@@ -149,8 +149,8 @@ def _avoiding(message: OomMessage, scenario: Scenario) -> Finding | None:
     if scenario.gpu is None or mine is None or ledger.free is None:
         return None
     available = mine + ledger.free
-    card = replace(scenario.gpu, capacity_bytes=available + scenario.gpu.context_bytes)
-    advice = advise_on(trace_job(replace(scenario, gpu=card)))
+    gpu = replace(scenario.gpu, capacity_bytes=available + scenario.gpu.context_bytes)
+    advice = advise_on(trace_job(replace(scenario, gpu=gpu)))
     peak = advice.device_peak_bytes - scenario.gpu.context_bytes
     had = f"{format_bytes(peak)} at its peak; this process could use {format_bytes(available)}"
     if advice.fits:

@@ -111,9 +111,9 @@ def linear_4bit(x: Tensor, weight: FourBit, bias: Tensor | None) -> Tensor:
 
 
 def _product(x: Tensor, weight: FourBit, bias: Tensor | None) -> Tensor:
-    card = context.platform.compute_capability, context.platform.multiprocessors
+    gpu = context.platform.compute_capability, context.platform.multiprocessors
     outputs, inputs = weight.shape
-    if reads_packed(numel(x.shape[:-1]), outputs, inputs, x.dtype, card):
+    if reads_packed(numel(x.shape[:-1]), outputs, inputs, x.dtype, gpu):
         return made("gemm_4bit", (*x.shape[:-1], weight.shape[0]), x.dtype)
     dequantised = _dequantised(weight, again=False)
     return linear(x, dequantised[-1], bias)

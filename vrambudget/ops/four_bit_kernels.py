@@ -53,7 +53,7 @@ class Weight:
 
 
 def reads_packed(
-    rows: int, outputs: int, inputs: int, dtype: DType, card: tuple[tuple[int, int], int]
+    rows: int, outputs: int, inputs: int, dtype: DType, gpu: tuple[tuple[int, int], int]
 ) -> bool:
     """Whether x [rows, inputs] @ weight.T is computed from the packed weight [outputs, inputs].
 
@@ -61,7 +61,7 @@ def reads_packed(
     """
     if inputs % _BLOCK or rows > _NEVER_ABOVE:
         return False
-    capability, weight = card[0], Weight(outputs, inputs, card[1])
+    capability, weight = gpu[0], Weight(outputs, inputs, gpu[1])
     has_half = capability > _T4 or (capability == _T4 and dtype is float16)
     if rows <= (_ALWAYS if has_half and dtype is not float32 else _FEW):
         return True

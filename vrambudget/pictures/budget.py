@@ -8,7 +8,7 @@ from vrambudget.budget import Budget, Parameters
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.versions import default_version, plain_version
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import on_card
+from vrambudget.estimator import on_gpu
 from vrambudget.pictures.generation import generated, schedule_of
 from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.phases import phase_peaks
@@ -42,7 +42,7 @@ def picture_budget(
         raise VramBudgetError(f"--torch is {torch!r}; it should be a version, as 2.11")
     left = (trained if job.train else generated)(job, platform_of(gpu, version))
     replayed = replay(left.tape)
-    device, out_of_memory = on_card(gpu, left.tape, replayed)
+    device, out_of_memory = on_gpu(gpu, left.tape, replayed)
     budget = Budget(
         model=job.card["title"],
         job=_described(job, version, len(replayed.steps)),

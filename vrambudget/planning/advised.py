@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vrambudget.planning.changes import Cost
-from vrambudget.planning.choices import card_word, model_word
+from vrambudget.planning.choices import gpu_word, model_word
 from vrambudget.planning.tensors import HeldTensors
 from vrambudget.scenario import Scenario
 
@@ -61,5 +61,5 @@ def plan_of(scenario: Scenario) -> str | None:
     job = scenario.job
     if scenario.gpu is None or job.mode != "train" or job.layout.ranks > 1:
         return None
-    words = [model_word(scenario), "--gpu", card_word(scenario), "--block", str(job.block)]
+    words = [model_word(scenario), "--gpu", gpu_word(scenario), "--block", str(job.block)]
     return f"vrambudget plan {shlex.join(words)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.config.options import option_words
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.choices import Choice, card_word, how_many, model_word, of_recipe
+from vrambudget.planning.choices import Choice, gpu_word, how_many, model_word, of_recipe
 from vrambudget.planning.layouts import GOALS
 from vrambudget.planning.multi_gpu import Planner, fewest
 from vrambudget.planning.recipes import Recipe, recipes
@@ -127,7 +127,7 @@ def most_frugal(scenario: Scenario, wish: "Wish", progress: Callable[[], object]
 
 def _command(scenario: Scenario, wish: "Wish", gpus: int, fields: dict[str, Any]) -> str:
     several = how_many(gpus, wish.per_node) if gpus > 1 else ""
-    words = [model_word(scenario), "--gpu", f"{several}{card_word(scenario)}"]
+    words = [model_word(scenario), "--gpu", f"{several}{gpu_word(scenario)}"]
     words += ["--goal", wish.goal] if wish.goal != "any" else []
     words += ["--per-step", str(wish.per_step)] if wish.per_step else []
     words += ["--margin", f"{wish.margin_bytes}B"] if wish.margin_bytes else []

@@ -117,7 +117,7 @@ def model_word(scenario: Scenario) -> str:
     return name if is_card else "config.json"
 
 
-def card_word(scenario: Scenario) -> str:
+def gpu_word(scenario: Scenario) -> str:
     """Return what names its GPU on the command line."""
     assert scenario.gpu is not None  # noqa: S101 - a plan has one
     return scenario.gpu.key or f"{scenario.gpu.capacity_bytes}B"
@@ -131,6 +131,6 @@ def how_many(gpus: int, per_node: int | None, times: str = "x") -> str:
 def command(scenario: Scenario, job: Job, gpus: int, per_node: int | None = None) -> str:
     """Return the command that estimates this job."""
     several = how_many(gpus, per_node) if gpus > 1 else ""
-    card = f"{several}{card_word(scenario)}"
-    words = [model_word(scenario), "--gpu", card, *option_words(fields_of(scenario, job))]
+    gpu = f"{several}{gpu_word(scenario)}"
+    words = [model_word(scenario), "--gpu", gpu, *option_words(fields_of(scenario, job))]
     return f"vrambudget {shlex.join(words)}"

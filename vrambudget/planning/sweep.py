@@ -29,7 +29,7 @@ from vrambudget.config.settings import show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.processes import progress, side_by_side
-from vrambudget.planning.sweep_plan import Cards, Place, SweepPlan, make_plan
+from vrambudget.planning.sweep_plan import Gpus, Place, SweepPlan, make_plan
 
 if TYPE_CHECKING:
     from vrambudget.config.sweep_fields import SweepFields
@@ -56,7 +56,7 @@ class Sweep(list[Record]):
 def sweep(
     model: ModelSource,
     *,
-    gpu: Cards = None,
+    gpu: Gpus = None,
     by: By = "replay",
     executor: Executor | None = None,
     **fields: "Unpack[SweepFields]",
@@ -131,32 +131,32 @@ def _records(plan: SweepPlan, by: By, found: list[list[Any]]) -> Iterator[Record
     for places in plan.combinations:
         task = plan.settings[places[0].setting].scenario
         settings = {name: _plain(getattr(task.job, name)) for name in plan.columns}
-        columns = [(_of_card(place.card), place, found[place.setting]) for place in places]
+        columns = [(_of_gpu(place.gpu), place, found[place.setting]) for place in places]
         own = (task.job.batch, task.job.block)
         for index, (batch, block) in enumerate([own] if plan.is_of_generations else plan.points):
             point = {"model": task.model, "batch": batch, "block": block, **settings}
-            for card, place, results in columns:
-                yield {**point, **card, **measures(place, results[index])}
+            for gpu, place, results in columns:
+                yield {**point, **gpu, **measures(place, results[index])}
 
 
 def _plain(value: Any) -> Any:
     return ",".join(value) if isinstance(value, tuple) else value
 
 
-def _of_card(card: Gpu | None) -> Record:
+def _of_gpu(gpu: Gpu | None) -> Record:
     return {
-        "gpu": card.name if card else None,
-        "capacity_bytes": card.capacity_bytes if card else None,
+        "gpu": gpu.name if gpu else None,
+        "capacity_bytes": gpu.capacity_bytes if gpu else None,
     }
 
 
 def _requested(place: Place, requested_bytes: int) -> Record:
-    cannot = place.card is not None and requested_bytes > place.card.available_bytes
+    cannot = place.gpu is not None and requested_bytes > place.gpu.available_bytes
     return {"peak_requested_bytes": requested_bytes, "fits": False if cannot else None}
 
 
 def _replayed(place: Place, outcome: Any) -> Record:
-    peak, card = outcome.peak, place.card
+    peak, gpu = outcome.peak, place.gpu
     return {
         "peak_requested_bytes": peak.requested_bytes,
         "peak_allocated_bytes": peak.allocated_bytes,
@@ -164,6 +164,6 @@ def _replayed(place: Place, outcome: Any) -> Record:
         "peak_step": peak.step,
         "peak_phase": peak.phase,
         "peak_operation": peak.operation,
-        "headroom_bytes": card.available_bytes - peak.reserved_bytes if card else None,
-        "fits": outcome.fits[place.position] if card else None,
+        "headroom_bytes": gpu.available_bytes - peak.reserved_bytes if gpu else None,
+        "fits": outcome.fits[place.position] if gpu else None,
     }

@@ -49,10 +49,10 @@ def requested(portion: Portion) -> list[int]:
 
 def replayed(portion: Portion) -> list[Outcome]:
     """Return each point's outcome."""
-    scenario, cards = portion.setting.scenario, portion.setting.cards
+    scenario, gpus = portion.setting.scenario, portion.setting.gpus
     outcomes = []
     for batch, block in portion.points:
         there = variant(scenario, batch=batch, block=block)
         tape = simulate(there.config, there.job, there.platform).tape
-        outcomes.append(outcome(tape, cards))
+        outcomes.append(outcome(tape, gpus))
     return outcomes

@@ -16,7 +16,7 @@ class Outcome:
     fits: tuple[bool, ...]
 
 
-def outcome(tape: Tape, cards: tuple[Gpu, ...]) -> Outcome:
+def outcome(tape: Tape, gpus: tuple[Gpu, ...]) -> Outcome:
     """Return what a tape comes to on these GPUs."""
-    peak = replay_for(tape, min((card.available_bytes for card in cards), default=None)).peak
-    return Outcome(peak, tuple(fits(tape, peak, card.available_bytes) for card in cards))
+    peak = replay_for(tape, min((gpu.available_bytes for gpu in gpus), default=None)).peak
+    return Outcome(peak, tuple(fits(tape, peak, gpu.available_bytes) for gpu in gpus))

@@ -21,7 +21,7 @@ from vrambudget.engine.context import Platform
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.scenario import Scenario, resolve
 
-Cards = str | Gpu | Iterable[str | Gpu] | None
+Gpus = str | Gpu | Iterable[str | Gpu] | None
 
 _ALWAYS = ("mode", "precision", "optimizer", "optimizer_impl", "attention", "checkpointing")
 """Fields of the job that every record has, besides batch, block and what the sweep was given."""
@@ -32,7 +32,7 @@ class Setting:
     """Everything but batch and block; `cards` share the kernels of the scenario's."""
 
     scenario: Scenario
-    cards: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Place:
     """Where a GPU's numbers are: the setting, and the GPU's place among the setting's."""
 
     setting: int
-    card: Gpu | None
+    gpu: Gpu | None
     position: int
 
 
@@ -55,10 +55,10 @@ class SweepPlan:
     is_of_generations: bool = False  # each setting has its own batch and lengths, and no points
 
 
-def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> SweepPlan:
+def make_plan(model: ModelSource, gpu: Gpus, fields: Mapping[str, Any]) -> SweepPlan:
     """Return the plan. Raises VramBudgetError for an invalid value."""
     gpu, ranks = _without_numbers(gpu)
-    cards, several = _cards(gpu), _many({**ranks, **fields})
+    gpus, several = _gpus(gpu), _many({**ranks, **fields})
     others = {name: values for name, values in several.items() if name not in {"batch", "block"}}
     first = {name: several[name][0] for name in ("batch", "block") if name in several}
     tasks = [
@@ -66,14 +66,14 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Swee
         for values in itertools.product(*others.values())
     ]
     if any(task.job.mode == "generate" for task in tasks):
-        return _plan_of_generations(model, cards, several)
+        return _plan_of_generations(model, gpus, several)
     batches, blocks = (
         [_checked(tasks, name, value) for value in several.get(name, [getattr(tasks[0].job, name)])]
         for name in ("batch", "block")
     )
     settings: list[Setting] = []
     return SweepPlan(
-        combinations=tuple(tuple(_places(scenario, cards, settings)) for scenario in tasks),
+        combinations=tuple(tuple(_places(scenario, gpus, settings)) for scenario in tasks),
         settings=tuple(settings),
         points=tuple(itertools.product(batches, blocks)),
         columns=tuple(name for name in Job.model_fields if name in {*_ALWAYS, *others}),
@@ -81,7 +81,7 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Swee
 
 
 def _plan_of_generations(
-    model: ModelSource, cards: tuple[Gpu, ...], several: Mapping[str, list[Any]]
+    model: ModelSource, gpus: tuple[Gpu, ...], several: Mapping[str, list[Any]]
 ) -> SweepPlan:
     """Return the plan: a cache that grows is traced for each combination by itself."""
     tasks = [
@@ -93,7 +93,7 @@ def _plan_of_generations(
     settings: list[Setting] = []
     shown = {*_ALWAYS, "prompt", "new", *several} - {"batch", "block", "optimizer"}
     return SweepPlan(
-        combinations=tuple(tuple(_places(scenario, cards, settings)) for scenario in tasks),
+        combinations=tuple(tuple(_places(scenario, gpus, settings)) for scenario in tasks),
         settings=tuple(settings),
         points=((0, 0),),
         columns=tuple(name for name in Job.model_fields if name in shown),
@@ -131,7 +131,7 @@ def _values(name: str, value: Any) -> list[Any]:
     return list(value)
 
 
-def _without_numbers(gpu: Cards) -> tuple[Cards, dict[str, int]]:
+def _without_numbers(gpu: Gpus) -> tuple[Gpus, dict[str, int]]:
     """Return GPUs, and the ranks that "8xh100" says. Raises VramBudgetError for two numbers."""
     if gpu is None or not isinstance(gpu, str | Gpu | Iterable):
         return gpu, {}  # what it is instead is said by those who look for it
@@ -148,7 +148,7 @@ def _without_numbers(gpu: Cards) -> tuple[Cards, dict[str, int]]:
     return [one for _, one in counted], {"ranks": numbers.pop()}
 
 
-def _cards(gpu: Cards) -> tuple[Gpu, ...]:
+def _gpus(gpu: Gpus) -> tuple[Gpu, ...]:
     if gpu is None:
         return ()
     if isinstance(gpu, str | Gpu) or not isinstance(gpu, Iterable):
@@ -164,16 +164,16 @@ def _checked(tasks: Sequence[Scenario], name: str, value: Any) -> int:
     return size
 
 
-def _places(scenario: Scenario, cards: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Place]:
+def _places(scenario: Scenario, gpus: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Place]:
     """Yield where each GPU's numbers will be; a setting for each kind of kernels is added."""
     kinds: dict[Platform, list[Gpu]] = {}
-    for card in cards:
-        kinds.setdefault(replace(scenario, gpu=card).platform, []).append(card)
+    for gpu in gpus:
+        kinds.setdefault(replace(scenario, gpu=gpu).platform, []).append(gpu)
     numbers = dict(zip(kinds, itertools.count(len(settings)), strict=False))
     settings.extend(Setting(replace(scenario, gpu=same[0]), tuple(same)) for same in kinds.values())
-    for card in cards:
-        kind = replace(scenario, gpu=card).platform
-        yield Place(numbers[kind], card, kinds[kind].index(card))
-    if not cards:
+    for gpu in gpus:
+        kind = replace(scenario, gpu=gpu).platform
+        yield Place(numbers[kind], gpu, kinds[kind].index(gpu))
+    if not gpus:
         settings.append(Setting(scenario, ()))
         yield Place(len(settings) - 1, None, 0)

@@ -52,7 +52,7 @@ def replayed(portion: Portion) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     for shared in shared_tapes(portion.setting.scenario, portion.batches, portion.blocks):
         for index, tape in shared.at_points():
-            outcomes[index] = outcome(tape, portion.setting.cards)
+            outcomes[index] = outcome(tape, portion.setting.gpus)
     return [outcomes[index] for index in range(len(outcomes))]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from vrambudget.dtypes import DType, uint8
-from vrambudget.eager.mode import is_on_card
+from vrambudget.eager.mode import is_on_gpu
 from vrambudget.eager.standing import Standing
 from vrambudget.eager.step import stepped
 from vrambudget.engine.context import context
@@ -46,7 +46,7 @@ class Schedule:
 
 
 def schedule_of(card: dict[str, Any], sizes: Sizes, precision: str) -> Schedule:
-    """Return what the pipeline of a card does in one call. Raises NotModelledError."""
+    """Return what the pipeline of a GPU does in one call. Raises NotModelledError."""
     pipe = pipeline(card, precision, sizes.get("length"))
     parts = {n: p for n, p in pipe.components.items() if isinstance(p, torch.nn.Module)}
     heard = _Heard(parts)
@@ -93,7 +93,7 @@ class _Heard:
 
     def begin(self, mode: Standing) -> None:
         """Take over the components' calls: their weights lie on the GPU."""
-        self._card, self._at = mode.card, len(context.tape.events)
+        self._gpu, self._at = mode.gpu, len(context.tape.events)
         for name, part in self._parts.items():
             for call in CALLS:
                 if callable(getattr(part, call, None)):
@@ -146,7 +146,7 @@ class _Heard:
             gone = {~e for e in context.tape.events[start:end] if e < 0}
             if gone - born & {*self._labels}:
                 raise NotModelledError(f"{own} frees what the pipeline holds")
-            made = [x for x in tensors_in(result, torch.Tensor) if is_on_card(x)]
+            made = [x for x in tensors_in(result, torch.Tensor) if is_on_gpu(x)]
             outs = [self._out(x, born - gone) for x in made]
             if call == "decode":
                 self._note_encode(name, made[0])
@@ -171,12 +171,12 @@ class _Heard:
         return dtype_of(max(set(kinds), key=kinds.count))
 
     def _given(self, x: torch.Tensor) -> list[Any]:
-        v = self._card.tensor_of(x)
+        v = self._gpu.tensor_of(x)
         strides = None if v.strides is None else list(v.strides)
         return [self._labels.get(v.storage.index), list(v.shape), v.dtype, strides]
 
     def _out(self, x: torch.Tensor, born: set[int]) -> Any:
-        index = self._card.storage_of(x).index
+        index = self._gpu.storage_of(x).index
         return self._label(index) if index in born or index in self._labels else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vrambudget.dtypes import DType
-from vrambudget.eager.mode import is_on_card
+from vrambudget.eager.mode import is_on_gpu
 from vrambudget.errors import NotModelledError
 from vrambudget.recording.sized import Size
 from vrambudget.traced.known import Known, of_tensor
@@ -87,7 +87,7 @@ def signature_of(asked: Asked, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     sizes: dict[str, int] = {}
 
     def walk(value: Any, name: str) -> Any:
-        if is_on_card(value):
+        if is_on_gpu(value):
             tensors[name] = value
             return Place(name)
         if type(value) in {int, Size}:

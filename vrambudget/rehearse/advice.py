@@ -15,7 +15,7 @@ _WITHOUT_CUDNN = {
     " backward than cuDNN's do: expect another peak on a real GPU",
 }
 
-_WITHOUT_A_CARD = {"cufft": "cuFFT", "cusolver": "cuSOLVER", "cusparse": "cuSPARSE"}  # bits 0 to 2
+_WITHOUT_A_GPU = {"cufft": "cuFFT", "cusolver": "cuSOLVER", "cusparse": "cuSPARSE"}  # bits 0 to 2
 
 _OTHER_ALLOCATOR = "cudaMallocAsync"
 _UNKNOWN_OF_CUDNN = {
@@ -86,8 +86,8 @@ def _of_no_use(message: str) -> Iterator[str]:
 
 
 def _of_failure(message: str) -> Iterator[str]:
-    """Name a library of CUDA that failed because it asks the card."""
-    for word, library in _WITHOUT_A_CARD.items():
+    """Name a library of CUDA that failed because it asks the GPU."""
+    for word, library in _WITHOUT_A_GPU.items():
         if f"{word} error" in message or f"`{word}" in message:
             yield (
                 f"the script calls a function of {library} that reports a size to real GPUs only:"
@@ -102,7 +102,7 @@ def _of_failure(message: str) -> Iterator[str]:
 
 def _of_workspaces(unknown_workspaces: int) -> Iterator[str]:
     """Name the libraries whose workspaces were asked for, a bit each."""
-    for bit, library in enumerate(_WITHOUT_A_CARD.values()):
+    for bit, library in enumerate(_WITHOUT_A_GPU.values()):
         if unknown_workspaces >> bit & 1:
             yield (
                 f"{library} reports its workspaces to real GPUs only: not included, they come"

@@ -1,6 +1,6 @@
 """Rehearse a job of the product's own vocabulary: its peaks, and every event of the allocator.
 
-The job (a line of tests/records/reference.jsonl) runs through `measure.runner` on a virtual card.
+The job (a line of tests/records/reference.jsonl) runs through `measure.runner` on a virtual GPU.
 The events begin with the process's first allocation, the model's build included, so that they can
 be replayed, and they carry the operation, the autograd node, the phase and the line of Python, so
 that they can be held against an estimate's. What comes after the last step is the order in which
@@ -65,7 +65,7 @@ def rehearse_job(
     spread over experts, one of ROUTINGS.
     """
     check(RehearsalOptions(routing=routing))
-    card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
+    device = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     program = python or jobs.python()
     libraries = stub_libraries(find_torch([program], any_torch=any_torch))
     with workplace() as (folder, lock):
@@ -74,13 +74,13 @@ def rehearse_job(
             folder, libraries, stacks=stacks, events=_EVERYTHING, routing=routing, lock=lock
         )
         run = jobs.JobFolder(folder, job)
-        ended = process.run(run.command(program), card, plan, python_path=run.package)
+        ended = process.run(run.command(program), device, plan, python_path=run.package)
         records = read_records(folder)
         if ended.exit_code or not records:
             raise VramBudgetError(f"the job {job.get('id', '')} failed (exit {ended.exit_code})")
         measured = run.measured()
     found = tuple(read_events(records[0])) if events else ()
-    return JobRehearsal(job, card.name, records[0]["versions"], measured, found)
+    return JobRehearsal(job, device.name, records[0]["versions"], measured, found)
 
 
 def read_events(record: Mapping[str, Any]) -> Iterator[AllocatorEvent]:

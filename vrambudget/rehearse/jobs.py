@@ -32,11 +32,11 @@ def rehearse_report(
 
     Out of memory is an ending. Raises VramBudgetError if nothing can be run.
     """
-    card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
+    device = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     with workplace() as (folder, _):
         run = JobFolder(folder, job)
         seen = rehearse_command(
-            run.command(python()), card, options or RehearsalOptions(), run.package
+            run.command(python()), device, options or RehearsalOptions(), run.package
         )
         measured = run.measured() if seen.exit_code == 0 else {}
     seen = replace(seen, command=("vrambudget", "rehearse", str(job.get("id", "job"))))

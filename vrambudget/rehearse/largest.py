@@ -1,4 +1,4 @@
-"""The largest batch with which a script runs on a card, by bisection: each try is a rehearsal.
+"""The largest batch with which a script runs on a GPU, by bisection: each try is a rehearsal.
 
 `{batch}` in the command, or in a variable of the environment, is where the number goes. A larger
 batch is taken to need more memory.

@@ -32,16 +32,16 @@ def launched(
     kind, rest = launcher_of(command)
     if kind is None:
         return tuple(command), ranks
-    visible = visible_cards(environment)
+    visible = visible_gpus(environment)
     if ranks is None and visible > 1:
         ranks = visible
     return (python, "-m", "vrambudget_hook.launch", kind, *rest), ranks
 
 
-def visible_cards(environment: Mapping[str, str]) -> int:
-    """Return how many cards CUDA_VISIBLE_DEVICES names, at least one: the virtual one."""
+def visible_gpus(environment: Mapping[str, str]) -> int:
+    """Return how many GPUs CUDA_VISIBLE_DEVICES names, at least one: the virtual one."""
     named = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return max(1, sum(bool(card.strip()) for card in named))
+    return max(1, sum(bool(gpu.strip()) for gpu in named))
 
 
 def launcher_of(command: Sequence[str]) -> tuple[str | None, Sequence[str]]:

@@ -66,7 +66,7 @@ def remove_shared_memory(folder: Path) -> None:
 
 
 def unrecorded(folder: Path, records: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return what was not seen, in words: a process that used the card, or all of the command."""
+    """Return what was not seen, in words: a process that used the GPU, or all of the command."""
     seen = {record["pid"] for record in records}
     used = {_pid(path) for path in folder.glob("used-*")} - seen
     if used:

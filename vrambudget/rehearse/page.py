@@ -43,7 +43,7 @@ def _sections(result: Rehearsal, unit: str) -> Iterator[str]:
         yield f"<section><h2>Along the steps</h2>{_along_steps(result)}"
         yield f"{plot(result.curve, unit, _room(result))}</section>"
         yield _largest(result.curve)
-    yield from (_table("Each GPU", *_cards(result)) for _ in result.cards[:1])
+    yield from (_table("Each GPU", *_gpus(result)) for _ in result.gpus[:1])
     for event in result.out_of_memory:
         lines = "\n".join(frames_text(event))
         yield (
@@ -71,7 +71,7 @@ def _verdict(result: Rehearsal) -> tuple[str, str, str]:
 
 
 def _pieces(result: Rehearsal) -> tuple[list[Piece], float]:
-    """Return what the card holds at the peak, in stacking order, and where the card ends."""
+    """Return what the GPU holds at the peak, in stacking order, and where the GPU ends."""
     allocated, reserved = result.peak_allocated_bytes, result.peak_reserved_bytes
     sizes = dict.fromkeys((*COLOURS, *OTHERS), 0)
     for category, size in (result.peak.by_category if result.peak else {}).items():
@@ -122,10 +122,10 @@ def _where(group: TensorGroup, count: int) -> str:
     )
 
 
-def _cards(result: Rehearsal) -> tuple[Sequence[str], list[Sequence[str]]]:
+def _gpus(result: Rehearsal) -> tuple[Sequence[str], list[Sequence[str]]]:
     rows: list[Sequence[str]] = [
-        (f"cuda:{c.card}", *map(format_bytes, (c.reserved_bytes, c.allocated_bytes)))
-        for c in result.cards
+        (f"cuda:{c.gpu}", *map(format_bytes, (c.reserved_bytes, c.allocated_bytes)))
+        for c in result.gpus
     ]
     return ("card", "reserved", "allocated"), rows
 

@@ -22,9 +22,9 @@ from types import FrameType
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.files import cache_folder
-from vrambudget.rehearse import card
-from vrambudget.rehearse.hook.vrambudget_hook.launch import cards_environment, ranks_environment
-from vrambudget.rehearse.launchers import visible_cards
+from vrambudget.rehearse import gpu_variables
+from vrambudget.rehearse.hook.vrambudget_hook.launch import gpus_environment, ranks_environment
+from vrambudget.rehearse.launchers import visible_gpus
 from vrambudget.rehearse.left import ask_for_records
 from vrambudget.rehearse.reading import Reader
 
@@ -81,7 +81,7 @@ class Ended:
 def environment(
     gpu: Gpu, plan: ProcessPlan, base: Mapping[str, str], also: Path | None = None
 ) -> dict[str, str]:
-    """Return the command's environment; what Triton compiles is kept apart from real cards'.
+    """Return the command's environment; what Triton compiles is kept apart from real GPUs'.
 
     Sets of strings have one order, so that two rehearsals are equal: transformers computes
     Gemma 3's rotary tables in such an order (modeling_gemma3.py, Gemma3TextModel.forward).
@@ -91,7 +91,7 @@ def environment(
     return {
         "PYTHONHASHSEED": "0",
         **base,
-        **card.environment(gpu),
+        **gpu_variables.environment(gpu),
         "VRAMBUDGET_REHEARSAL": plan.to_json(gpu),
         "VRAMBUDGET_FOLDER": str(plan.folder),
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
@@ -104,9 +104,9 @@ def environment(
 
 
 def _ranks(plan: ProcessPlan, base: Mapping[str, str]) -> dict[str, str]:
-    """Return which rank it is, and how many cards it sees."""
+    """Return which rank it is, and how many GPUs it sees."""
     if plan.ranks is None:
-        return cards_environment(plan.devices or visible_cards(base))
+        return gpus_environment(plan.devices or visible_gpus(base))
     variables = ranks_environment(plan.ranks, plan.rank, plan.each or plan.ranks)
     return {**variables, **plan.launcher_variables}
 

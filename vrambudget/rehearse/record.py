@@ -64,7 +64,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOutOfMemory:
-    """One request that the card could not serve. `handled`: the script caught it and went on."""
+    """One request that the GPU could not serve. `handled`: the script caught it and went on."""
 
     requested_bytes: int
     free_bytes: int
@@ -76,10 +76,10 @@ class RecordedOutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class CardPeak:
-    """One card of several that a process uses, and its own peaks."""
+class GpuPeak:
+    """One GPU of several that a process uses, and its own peaks."""
 
-    card: int  # as in "cuda:1"
+    gpu: int  # as in "cuda:1"
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
@@ -87,9 +87,9 @@ class CardPeak:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """A script's run on a virtual card; peaks are what `torch.cuda.max_memory_...` says.
+    """A script's run on a virtual GPU; peaks are what `torch.cuda.max_memory_...` says.
 
-    Of several cards in one process they are those of the fullest; `cards` has each, if several
+    Of several GPUs in one process they are those of the fullest; `gpus` has each, if several
     were used.
     """
 
@@ -111,7 +111,7 @@ class Rehearsal:
     phases: tuple[PhasePeak, ...]
     out_of_memory: tuple[RecordedOutOfMemory, ...]
     warnings: tuple[str, ...]
-    cards: tuple[CardPeak, ...] = ()
+    gpus: tuple[GpuPeak, ...] = ()
     python: str = ""  # the interpreter that ran it
     server: "ServerStart | None" = None  # of an inference server
     curve: MemoryCurve | None = field(default=None, repr=False)  # where a page was asked for

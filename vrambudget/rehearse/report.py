@@ -51,8 +51,8 @@ def _lines(result: Rehearsal) -> Iterator[str]:
     yield ""
     seen = result.versions or result.peak_reserved_bytes
     yield _totals(result) if seen else "nothing of the GPU was seen: no memory is reported"
-    if result.cards:
-        yield from _cards(result)
+    if result.gpus:
+        yield from _gpus(result)
     if result.peak:
         yield from _moment(result.peak)
     if result.phases:
@@ -95,15 +95,15 @@ def _totals(result: Rehearsal) -> str:
     return grid([(name, format_bytes(n), f"{n:,}") for name, n in rows], ("peak", "", "bytes"))
 
 
-def _cards(result: Rehearsal) -> Iterator[str]:
-    """Yield each card's peaks; what follows is of the fullest."""
+def _gpus(result: Rehearsal) -> Iterator[str]:
+    """Yield each GPU's peaks; what follows is of the fullest."""
     yield ""
     rows = [
         (
-            f"cuda:{card.card}",
-            *map(format_bytes, (card.requested_bytes, card.allocated_bytes, card.reserved_bytes)),
+            f"cuda:{gpu.gpu}",
+            *map(format_bytes, (gpu.requested_bytes, gpu.allocated_bytes, gpu.reserved_bytes)),
         )
-        for card in result.cards
+        for gpu in result.gpus
     ]
     yield grid(rows, ("peaks of each GPU", "asked for", "allocated", "reserved"))
 

@@ -1,18 +1,18 @@
-"""`rehearse(script, gpu=…)`: run a training script on a virtual card, and see its memory.
+"""`rehearse(script, gpu=…)`: run a training script on a virtual GPU, and see its memory.
 
 The script runs unmodified, in a process of its own, with PyTorch's own CUDA build; only the CUDA
 libraries under it are stubs. So whatever decides memory is PyTorch's own: allocator,
 autograd, dispatch, temporaries.
 
 Integers and booleans that come from the host, and what follows from them, are read back as on a
-card.
+GPU.
 
 Not modelled: other values. What is computed in floating point is read back as `values` says, zeros
 by default, so a script that decides by it (early stopping, NaN checks) takes that branch; the
 warnings name the lines. Routers spread tokens as `routing` says. Neither are recurrent layers of
 cuDNN (they take PyTorch's own kernels), what is the fastest of its engines, NCCL's buffers, the
 device's speed, the CUDA context (a constant of the GPU table), and several processes that share
-the card.
+the GPU.
 """
 
 import inspect
@@ -40,7 +40,7 @@ from vrambudget.rehearse.left import (
 )
 from vrambudget.rehearse.options import RehearsalOptions, check, read_values
 from vrambudget.rehearse.page import page as page_of
-from vrambudget.rehearse.record import CardPeak, Ending, RecordedOutOfMemory, Rehearsal
+from vrambudget.rehearse.record import Ending, GpuPeak, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.servers.command import beside_python, server_of
 from vrambudget.rehearse.servers.run import ServerRun, check_options, of_server
 from vrambudget.rehearse.stub_libraries import stub_libraries
@@ -89,8 +89,8 @@ def rehearse(
     options = RehearsalOptions(
         steps, timeout, file, any_torch, quiet, ranks, rank, values, routing, say, drawn
     )
-    card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
-    result = rehearse_command(command_of(script), card, options)
+    device = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
+    result = rehearse_command(command_of(script), device, options)
     if page is not None:
         write_file(Path(page), page_of(result).encode())
     return result
@@ -240,15 +240,15 @@ def _result(
                 ranks=record.get("ranks", options.ranks),
             )
         ),
-        cards=_cards(record),
+        gpus=_gpus(record),
         curve=curve_of(record) if options.curve and timeline and timeline.complete else None,
     )
 
 
-def _cards(record: Mapping[str, Any]) -> tuple[CardPeak, ...]:
-    """Return each card's peaks where the process used several."""
-    cards = sorted((int(card), peaks) for card, peaks in record.get("cards", {}).items())
-    return tuple(CardPeak(card, *peaks) for card, peaks in cards) if len(cards) > 1 else ()
+def _gpus(record: Mapping[str, Any]) -> tuple[GpuPeak, ...]:
+    """Return each GPU's peaks where the process used several."""
+    gpus = sorted((int(device), peaks) for device, peaks in record.get("gpus", {}).items())
+    return tuple(GpuPeak(device, *peaks) for device, peaks in gpus) if len(gpus) > 1 else ()
 
 
 def _exit_code(record: dict[str, Any], ended: process.Ended) -> int:

@@ -14,7 +14,7 @@ from vrambudget.units import bytes_in, format_bytes
 
 _HEIGHT = 4000  # of the drawing, in its own units
 _AIR = 1.04  # above the highest line
-_CARD_IN_SIGHT = 2  # a GPU larger than this many times the peak would flatten the picture
+_GPU_IN_SIGHT = 2  # a GPU larger than this many times the peak would flatten the picture
 _TICKS = 6
 
 
@@ -54,7 +54,7 @@ def _legend(drawn: MemoryCurve) -> str:
 
 def _top(drawn: MemoryCurve, available_bytes: int | None) -> float:
     highest = max(column.reserved_bytes for column in drawn.columns)
-    if available_bytes is not None and available_bytes <= _CARD_IN_SIGHT * highest:
+    if available_bytes is not None and available_bytes <= _GPU_IN_SIGHT * highest:
         highest = max(highest, available_bytes)
     return highest * _AIR
 

@@ -31,8 +31,8 @@ def served(
     quantised: Quantisation | None,
 ) -> str:
     """Return the report as text."""
-    cards = options.tensor_parallel_size * options.pipeline_parallel_size
-    many = f"{cards} x {gpu.name}, each" if cards > 1 else gpu.name
+    gpus = options.tensor_parallel_size * options.pipeline_parallel_size
+    many = f"{gpus} x {gpu.name}, each" if gpus > 1 else gpu.name
     length = context or found.max_model_len
     lines = [
         f"DOES NOT START: {found.error}"

@@ -16,7 +16,7 @@ Kind = Literal["png", "svg", "pdf"]
 
 _INCHES = (11.0, 5.2)
 _DOTS_PER_INCH = 150
-_CARD_IN_SIGHT = 1.4  # a GPU larger than this many times the peak would flatten the picture
+_GPU_IN_SIGHT = 1.4  # a GPU larger than this many times the peak would flatten the picture
 _AIR = 1.06  # above the highest line
 _INK, _QUIET, _BAD = "#1c2128", "#5a6472", "#b3261e"
 _WIDE = 0.055  # share of the width that a phase needs for its name
@@ -35,7 +35,7 @@ def timeline(traced: Traced, kind: Kind) -> bytes:
     axes.spines[["top", "right"]].set_visible(b=False)
     _name_phases(axes, drawn)
     _mark_peak(axes, drawn, lines.amounts.unit)
-    _mark_card(axes, drawn, traced.available_bytes, lines.amounts.unit)
+    _mark_gpu(axes, drawn, traced.available_bytes, lines.amounts.unit)
     _legend(axes)
     word, sentence = verdict(budget, lines)
     axes.set_title(f"{word}: {sentence}", loc="left", fontsize=12, fontweight="bold", pad=20)
@@ -107,10 +107,10 @@ def _mark_peak(axes: Any, drawn: MemoryCurve, unit: str) -> None:
     _point(axes, drawn.peak, peak / bytes_in(unit), _INK, text)
 
 
-def _mark_card(axes: Any, drawn: MemoryCurve, available_bytes: int | None, unit: str) -> None:
+def _mark_gpu(axes: Any, drawn: MemoryCurve, available_bytes: int | None, unit: str) -> None:
     """Draw what the GPU has for PyTorch, if that is in range, and where it is full."""
     highest = drawn.columns[-1].reserved_bytes
-    if available_bytes is None or available_bytes > _CARD_IN_SIGHT * highest:
+    if available_bytes is None or available_bytes > _GPU_IN_SIGHT * highest:
         return
     available = available_bytes / bytes_in(unit)
     axes.axhline(available, color=_BAD, lw=1.4, label="available on the GPU")

@@ -1,1 +1,1 @@
-"""Inference servers: how they divide a card among weights, activations and a cache of blocks."""
+"""Inference servers: how they divide a GPU among weights, activations and a cache of blocks."""

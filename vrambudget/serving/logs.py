@@ -71,8 +71,8 @@ def start_of(record: Mapping[str, Any]) -> PublishedStart:
         what = "mixtures of experts"
     if isinstance(config, LatentConfig):
         what = "latent attention"
-    cards = {options.tensor_parallel_size, options.pipeline_parallel_size} - {1}
-    many = f", {max(cards)} GPUs" if cards else ", 1 GPU"
+    gpus = {options.tensor_parallel_size, options.pipeline_parallel_size} - {1}
+    many = f", {max(gpus)} GPUs" if gpus else ", 1 GPU"
     way = " by layers" if options.pipeline_parallel_size > 1 else ""
     return PublishedStart(
         id=f"{config.model_type}, {serving.weights_bytes / _GIB:.2f} GiB{many}",

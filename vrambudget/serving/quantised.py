@@ -9,7 +9,7 @@
 
 Once they are loaded a kernel takes them in its own order, layer by layer, the old tensor beside the
 new one: Machete on Hopper, AllSpark for 8 bits on Ampere, Marlin elsewhere, which takes fp8 too
-where the card has no such products (before 8.9).
+where the GPU has no such products (before 8.9).
 
 Source: vllm/model_executor/layers/quantization (awq_marlin.py, awq.py, gptq_marlin.py, gptq.py,
 fp8.py, bitsandbytes.py, compressed_tensors/schemes, utils/marlin_utils_fp8.py),
@@ -247,10 +247,10 @@ class EightBit:
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """bitsandbytes' 4 or 8 bits; what is quantised twice in a checkpoint is not on the card."""
+    """bitsandbytes' 4 or 8 bits; what is quantised twice in a checkpoint is not on the GPU."""
 
     bits: int
-    in_checkpoint: bool = False  # which vLLM reads on one card alone
+    in_checkpoint: bool = False  # which vLLM reads on one GPU alone
     ignored: Ignored = NOTHING
 
     while_loading = False

@@ -1,6 +1,6 @@
-"""What SGLang does with a card: weights and a pool of tokens in a part of what was free.
+"""What SGLang does with a GPU: weights and a pool of tokens in a part of what was free.
 
-    before      free before weights are loaded: the card without the driver's context
+    before      free before weights are loaded: the GPU without the driver's context
     weights     what the free memory falls by as they are loaded: whole segments of PyTorch's
                 allocator, and a little outside it, which is measured
     pool        after loading free - before * (1 - mem_fraction_static), in tokens of every layer:
@@ -40,7 +40,7 @@ _TOTALS = {
     "l4": 23034,
     "t4": 15360,
 }
-# Below so many GiB: the prefill chunk, requests of the largest graph, and with four cards or more.
+# Below so many GiB: the prefill chunk, requests of the largest graph, and with four GPUs or more.
 _BY_SIZE = (
     (20, 2048, 8, 8),
     (35, 2048, 24, 80),
@@ -49,7 +49,7 @@ _BY_SIZE = (
     (160, 8192, 256, 512),
 )
 _LARGEST = 16384, 512
-_MANY_CARDS = 4
+_MANY_GPUS = 4
 OUTSIDE = 0, 32 * _MIB  # measured on H100s: what loading takes besides tensors
 # Two pools, or no rule was ever held against a start.
 _NOT_HELD = frozenset(
@@ -60,13 +60,13 @@ _LEAST_REQUESTS, _MOST_REQUESTS = 2048, 4096
 
 @dataclass(frozen=True, slots=True)
 class SglangServing:
-    """What one card of a server holds; pairs are least and most."""
+    """What one GPU of a server holds; pairs are least and most."""
 
     before_bytes: tuple[int, int]
     weights_bytes: int
     fraction: float
     is_default: bool  # the fraction
-    knows_total: bool  # what nvidia-smi shows of this card
+    knows_total: bool  # what nvidia-smi shows of this GPU
     pool_bytes: tuple[int, int]
     cell_bytes: int  # of a token
     tokens: tuple[int, int]
@@ -155,7 +155,7 @@ def _running(tokens: int, longest: int, options: SglangOptions) -> int:
 
 
 def total_mib(gpu: Gpu) -> int:
-    """Return nvidia-smi's total of a card; where nobody published it, the driver's."""
+    """Return nvidia-smi's total of a GPU; where nobody published it, the driver's."""
     return _TOTALS.get(gpu.key, gpu.capacity_bytes // _MIB)
 
 
@@ -164,7 +164,7 @@ def _by_size(gpu: Gpu, tp: int) -> tuple[int, int]:
     total = total_mib(gpu)
     for gib, chunk, few, many in _BY_SIZE:
         if total < gib * 1024:
-            return chunk, few if tp < _MANY_CARDS else many
+            return chunk, few if tp < _MANY_GPUS else many
     return _LARGEST
 
 

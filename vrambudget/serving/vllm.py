@@ -48,7 +48,7 @@ from vrambudget.serving.weights import (
 
 VERSION = "0.19"
 _GIB = 2**30
-_LARGE_CARD = 70 * _GIB
+_LARGE_GPU = 70 * _GIB
 _HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
 _PICTURE_TOKENS = 256  # of Gemma 3 (mm_tokens_per_image)
 _NOT_MODELLED = {
@@ -175,7 +175,7 @@ def _of_rank(
     quantised: Quantisation | None,
 ) -> Serving:
     itemsize, tp = options.itemsize, options.tensor_parallel_size
-    is_large = gpu.capacity_bytes >= _LARGE_CARD and "a100" not in gpu.name.lower()
+    is_large = gpu.capacity_bytes >= _LARGE_GPU and "a100" not in gpu.name.lower()
     step = options.max_num_batched_tokens or (8192 if is_large else 2048)
     seqs = min(options.max_num_seqs or (1024 if is_large else 256), step)
     longest = options.max_model_len or config.max_position_embeddings

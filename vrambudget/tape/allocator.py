@@ -36,7 +36,7 @@ from typing import Any
 
 from vrambudget.errors import TooLargeError
 from vrambudget.tape.counters import Counters
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.tape.segment_sizes import SMALL, UNIT_BITS, segment_size
 from vrambudget.units import format_bytes
 

@@ -10,24 +10,24 @@ from vrambudget.tape.events import Tape
 
 def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAllocator:
     """Return the allocator of a tape's process, on a GPU with `capacity_bytes` for segments."""
-    card = tape.expandable_on_bytes
-    if card is None and tape.driver_addresses == "linux":
+    gpu = tape.expandable_on_bytes
+    if gpu is None and tape.driver_addresses == "linux":
         return _linux_allocator(tape, capacity_bytes)
     if not tape.is_plain:
         from vrambudget.tape import streams  # noqa: PLC0415
 
-        if card is None:
+        if gpu is None:
             return streams.StreamAllocator(capacity_bytes)
-        return streams.ExpandableStreamAllocator(card, capacity_bytes)
-    if card is None and all(mark.steps is None for mark in tape.marks):
+        return streams.ExpandableStreamAllocator(gpu, capacity_bytes)
+    if gpu is None and all(mark.steps is None for mark in tape.marks):
         return CachingAllocator(capacity_bytes)
-    if card is None:
+    if gpu is None:
         from vrambudget.tape.two_pools import TwoPools  # noqa: PLC0415
 
         return TwoPools(capacity_bytes)
     from vrambudget.tape.expandable import ExpandableAllocator  # noqa: PLC0415
 
-    return ExpandableAllocator(card, capacity_bytes)
+    return ExpandableAllocator(gpu, capacity_bytes)
 
 
 def _linux_allocator(tape: Tape, capacity_bytes: int | None) -> CachingAllocator:

@@ -36,14 +36,14 @@ _MOST_STREAMS = ADDRESS_MASK // POOL_ADDRESSES // 2
 
 
 class ExpandableAllocator(CachingAllocator):
-    """One device's allocator with expandable segments; `card_bytes`: what the driver reports.
+    """One device's allocator with expandable segments; `gpu_bytes`: what the driver reports.
 
     `capacity_bytes` as in `CachingAllocator`; the stretches of addresses do not depend on it.
     """
 
-    def __init__(self, card_bytes: int, capacity_bytes: int | None = None) -> None:
-        self._card = card_bytes >> UNIT_BITS
-        self._stretch = (card_bytes + card_bytes // 8) >> UNIT_BITS
+    def __init__(self, gpu_bytes: int, capacity_bytes: int | None = None) -> None:
+        self._gpu = gpu_bytes >> UNIT_BITS
+        self._stretch = (gpu_bytes + gpu_bytes // 8) >> UNIT_BITS
         self._all_pools: list[_Pool] = []
         super().__init__(capacity_bytes)
 
@@ -91,9 +91,9 @@ class ExpandableAllocator(CachingAllocator):
     def _free_blocks(self) -> tuple[object, ...]:
         return tuple((tuple(pool.free), tuple(pool.unmapped.items())) for pool in self.pools)
 
-    def is_beyond_card(self, need: int) -> bool:
+    def is_beyond_gpu(self, need: int) -> bool:
         """Whether what is mapped and `need` are more than this GPU has: another is meant."""
-        return self._reserved + need > self._card
+        return self._reserved + need > self._gpu
 
     def _allocate(self, position: int, storage: int, asked: int) -> None:
         need = (asked + 511) >> UNIT_BITS
@@ -215,7 +215,7 @@ class _Pool:
                 end += size
             if end - address >= need:
                 return address
-        return self._endless() if self.owner.is_beyond_card(need) else self._new_stretch()
+        return self._endless() if self.owner.is_beyond_gpu(need) else self._new_stretch()
 
     def _new_stretch(self) -> int:
         """Reserve addresses, with a gap: blocks of two stretches are never neighbours."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vrambudget.tape.allocator import SIZE_SHIFT, CachingAllocator
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.tape.run_steps import StepRunner, Watch
 from vrambudget.tape.segment_sizes import SMALL, units
 from vrambudget.tape.step_plans import PartOutcome, StepPart, StepPlan, Whole, planned

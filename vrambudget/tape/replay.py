@@ -17,7 +17,7 @@ from typing import NamedTuple
 from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.room import full_steps
 from vrambudget.tape.steady import run

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from vrambudget.tape.allocator import CachingAllocator
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.tape.steps import CARRIED, RepeatedStep, Steps, each, phase_of
 
 Watch = Callable[[RepeatedStep, list[int]], None]

@@ -19,7 +19,7 @@ from typing import Literal
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.tape.quick_steps import run_steps
 from vrambudget.tape.steps import RepeatedStep, Steps
 

@@ -1,4 +1,4 @@
-"""A model on the tape: built from its configuration as on the card, or taken as it stands.
+"""A model on the tape: built from its configuration as on the GPU, or taken as it stands.
 
 From a configuration transformers' own code makes it, tensor by tensor, in `torch.device("cuda")`. A
 live module's parameters and buffers are allocated in the order in which `module.to("cuda")` moves
@@ -28,7 +28,7 @@ from vrambudget.traced.known import Known, of_tensor
 from vrambudget.traced.live import Live, loss_in, loss_of_outputs
 from vrambudget.traced.mode import Following
 from vrambudget.traced.patches import running
-from vrambudget.traced.tensor import CARD, TORCH_DTYPE, dtype_of, traced_tensor
+from vrambudget.traced.tensor import GPU, TORCH_DTYPE, dtype_of, traced_tensor
 from vrambudget.training.inputs import Input, inputs_for
 
 _MOST_LINES = 2  # of an error of transformers
@@ -72,7 +72,7 @@ def live_model(config: TracedConfig, task: Task) -> Live:
     mode = Following()
     with running(mode), made_for(Purpose.WEIGHTS):
         try:
-            with torch.device(CARD):
+            with torch.device(GPU):
                 module = built(make, own, attention=job.attention, dtype=dtype)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise unbuilt(config.model_type, task, error) from error

@@ -29,7 +29,7 @@ from vrambudget.traced.several_kernels import formula, kernel_by_kernel
 from vrambudget.traced.tensor import dtype_of, meta_of, no_rule
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be
-# (areAnyTensorSubclassLike); on the card they write into the zeros that they just made.
+# (areAnyTensorSubclassLike); on the GPU they write into the zeros that they just made.
 WRITES_INTO_ZEROS = {"scatter", "scatter_add", "index_put", "index_add", "masked_fill", "put"}
 
 
@@ -78,7 +78,7 @@ class _Tracer(TorchDispatchMode):
         return result
 
     def _into(self, packet: str, args: Any) -> Storage | None:
-        """Return the storage that the card would write into, None where it makes one."""
+        """Return the storage that the GPU would write into, None where it makes one."""
         if packet in WRITES_INTO_ZEROS and self.runs_formula:
             return self.storage_of(args[0])
         return None

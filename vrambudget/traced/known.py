@@ -195,7 +195,7 @@ def read_back(x: TracedTensor) -> torch.Tensor | None:
 def brought_to_host(func: Any, given: Any, mode: Any) -> torch.Tensor | None:
     """Return what `.cpu()` and `.to("cpu")` give of a tensor whose value the host knows.
 
-    A scalar on the card that picks from a tensor of the host is read back, too.
+    A scalar on the GPU that picks from a tensor of the host is read back, too.
     """
     args, kwargs = given
     if func is torch.Tensor.__getitem__:

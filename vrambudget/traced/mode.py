@@ -1,6 +1,6 @@
 """Where each call of torch arrives while a model is traced, and which way it goes.
 
-no counted tensor, nothing on the card    torch itself, on the CPU
+no counted tensor, nothing on the GPU    torch itself, on the CPU
 an attribute                              answered
 a call that `traced.rules` knows          the operation in `ops`
 a function written in Python              its body, call by call
@@ -28,7 +28,7 @@ from vrambudget.traced.derived import TorchCall, mapped
 from vrambudget.traced.hooks import LeafHooks
 from vrambudget.traced.lines import own_line, stack
 from vrambudget.traced.rules import ATTRIBUTES, RULES, WRITING
-from vrambudget.traced.tensor import CARD, TracedTensor, dtype_of, no_rule, traced_tensor
+from vrambudget.traced.tensor import GPU, TracedTensor, dtype_of, no_rule, traced_tensor
 
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
 _INDEXING = {"__getitem__", "__setitem__"}
@@ -39,7 +39,7 @@ _OF_ITS_TYPE = {
     *(torch.Tensor.new_tensor, torch.Tensor.new_empty, torch.Tensor.new_full),
     *(torch.Tensor.new_zeros, torch.Tensor.new_ones),
 }
-"""What makes a tensor of another's type: with `device="cpu"` it is no tensor of the card."""
+"""What makes a tensor of another's type: with `device="cpu"` it is no tensor of the GPU."""
 
 
 class Following(TorchFunctionMode):
@@ -69,11 +69,11 @@ class Following(TorchFunctionMode):
         if answer is not None:
             x = self.traced_of(args[0])
             return func(*args, **kwargs) if x is None else answer(self, x, *args[1:], **kwargs)
-        if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or CARD).type == "cpu":
+        if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or GPU).type == "cpu":
             return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
         call = _Handled(self)
         ours = call.taken(args), call.taken(kwargs)
-        if not call.found and not _is_made_on_card(func, args, kwargs):
+        if not call.found and not _is_made_on_gpu(func, args, kwargs):
             return func(*args, **kwargs)
         regions.adopt()
         return self._call(call, func, ours, (args, kwargs))
@@ -99,7 +99,7 @@ class Following(TorchFunctionMode):
 
     def adopted(self, x: torch.Tensor) -> TracedTensor | None:
         """Count a live tensor that no module has as its own; None for one on the CPU."""
-        if x.device.type not in (CARD.type, "meta"):
+        if x.device.type not in (GPU.type, "meta"):
             return None
         context.operation = "attribute"
         found = self.weights[id(x)] = traced_tensor(empty(tuple(x.shape), dtype_of(x.dtype)))
@@ -156,13 +156,13 @@ class _Handled:
         if name == "__setitem__" and isinstance(args[2], int | float):
             args = (*args[:2], torch.tensor(args[2]))  # a number stays on the host
         if name in _INDEXING:
-            args = (args[0], _index_on_card(args[1]), *args[2:])
+            args = (args[0], _index_on_gpu(args[1]), *args[2:])
         if name == "cuda":
-            func, args, kwargs = torch.Tensor.to, (args[0], CARD), {}
+            func, args, kwargs = torch.Tensor.to, (args[0], GPU), {}
         call = TorchCall(in_place=in_place)
         metas = mapped((args, kwargs), Tensor, call.meta)
         if "device" in metas[1] or any(_names_a_device(name, a) for a in metas[0]):
-            metas = mapped(metas, (torch.device, str), _off_the_card)
+            metas = mapped(metas, (torch.device, str), _off_the_gpu)
             metas[1].update({"device": "meta"} if "device" in metas[1] else {})
         try:
             result = call.run(func, *metas)
@@ -250,14 +250,14 @@ def body_of(function: types.FunctionType) -> Callable[..., Any]:
     return body
 
 
-def _index_on_card(index: Any) -> Any:
-    """Return an index with lists of numbers as tensors that were moved to the card.
+def _index_on_gpu(index: Any) -> Any:
+    """Return an index with lists of numbers as tensors that were moved to the GPU.
 
     Source: torch/csrc/autograd/python_variable_indexing.cpp (sequenceToVariable), then
     aten/src/ATen/TensorIndexing.h (typeConvertIndices: to the tensor's device).
     """
     if isinstance(index, tuple):
-        return tuple(_index_on_card(part) for part in index)
+        return tuple(_index_on_gpu(part) for part in index)
     if isinstance(index, list) and index and all(type(n) is int for n in index):
         return made("to_device", (len(index),), int64)
     if isinstance(index, torch.Tensor) and index.dim() and index.dtype is torch.long:
@@ -265,21 +265,21 @@ def _index_on_card(index: Any) -> Any:
     return index
 
 
-def _is_made_on_card(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_made_on_gpu(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call without counted tensors makes one: torch.arange(n, device="cuda")."""
     device = kwargs.get("device")
     if device is None and func in (torch.Tensor.to, torch.Tensor.cuda):
         if func is torch.Tensor.cuda:
             return True
         device = next((a for a in args[1:2] if isinstance(a, str | torch.device)), None)
-    return device is not None and torch.device(device).type == CARD.type
+    return device is not None and torch.device(device).type == GPU.type
 
 
 def _names_a_device(name: str, value: Any) -> bool:
     return isinstance(value, torch.device) or (name == "to" and isinstance(value, str))
 
 
-def _off_the_card(value: Any) -> Any:
+def _off_the_gpu(value: Any) -> Any:
     """Return a device, or its name, as the one where nothing is computed; other words stay."""
-    is_word = isinstance(value, str) and value.partition(":")[0] != CARD.type
+    is_word = isinstance(value, str) and value.partition(":")[0] != GPU.type
     return value if is_word else torch.device("meta")

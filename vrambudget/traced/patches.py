@@ -4,14 +4,14 @@
     torch.utils.checkpoint          the engine's checkpoint
     torch.autograd.Function.apply   its forward and backward are torch calls too: they are run
     torch.clear_autocast_cache      the end of an autocast region
-    torch.cuda's questions          what card this is
+    torch.cuda's questions          what GPU this is
     torch.jit.ScriptFunction        the Python function that it was compiled from is run
     torch.nn.init's trunc_normal_   nothing is drawn: up to torch 2.11 it makes nothing, either
 
 Source: torch/utils/checkpoint.py (_checkpoint_without_reentrant_generator), autograd/function.py.
 Not modelled: what TorchScript fuses, and that it frees results after their last use; checkpoints
 with re-entry whose function draws random numbers; what trunc_normal_ makes since torch 2.13, if a
-model is built on the card (masks of what it draws again).
+model is built on the GPU (masks of what it draws again).
 """
 
 from collections.abc import Callable, Iterator

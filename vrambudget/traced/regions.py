@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from vrambudget.engine.context import Autocast, context
-from vrambudget.traced.tensor import CARD, TORCH_DTYPE, dtype_of
+from vrambudget.traced.tensor import GPU, TORCH_DTYPE, dtype_of
 
 _region: list[Autocast] = []
 
@@ -18,10 +18,10 @@ _region: list[Autocast] = []
 def adopt() -> None:
     """Let the engine's flags be torch's, before a call is handled."""
     context.grad_enabled = torch.is_grad_enabled()
-    if not torch.is_autocast_enabled(CARD.type):
+    if not torch.is_autocast_enabled(GPU.type):
         context.autocast = None
         return
-    dtype = dtype_of(torch.get_autocast_dtype(CARD.type))
+    dtype = dtype_of(torch.get_autocast_dtype(GPU.type))
     if not _region or _region[-1].dtype is not dtype:
         _region[:] = [Autocast(dtype)]
     context.autocast = _region[-1]
@@ -38,7 +38,7 @@ def as_engine() -> Iterator[None]:
     """Let torch's flags be the engine's inside, as where a loop calls the model."""
     outer, held = context.autocast, list(_region)
     grad_enabled = context.grad_enabled
-    kind = CARD.type
+    kind = GPU.type
     before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     _region[:] = [] if outer is None else [outer]
     torch.set_autocast_enabled(kind, outer is not None)

@@ -55,7 +55,7 @@ def _bce_with_logits_backward(function: Any, gradient: torch.Tensor) -> tuple[An
 
 
 def formula(function: Any) -> Callable[..., Any]:
-    """Return what runs a node of autograd's graph: on the card some write where no mode lets them.
+    """Return what runs a node of autograd's graph: on the GPU some write where no mode lets them.
 
     Under a dispatch mode a tensor may be a subclass's (areAnyTensorSubclassLike).
     """

@@ -1,4 +1,4 @@
-"""`TracedTensor`: to modelling code a tensor on the card, to us a tensor of the engine.
+"""`TracedTensor`: to modelling code a tensor on the GPU, to us a tensor of the engine.
 
 It has a shape, a dtype and strides that torch itself answers for, and no data. `v` is the engine's
 tensor; `known` its value, where the host knows it; `base` what it is a view of, as torch's `_base`;
@@ -16,7 +16,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.temporaries import layout
 
-CARD = torch.device("cuda:0")
+GPU = torch.device("cuda:0")
 """Where modelling code believes that its tensors are."""
 
 REHEARSE = "`vrambudget rehearse` runs any script, or any model of transformers by its name"
@@ -75,7 +75,7 @@ def traced_tensor(
 ) -> TracedTensor:
     """Return the tensor that modelling code sees for the engine's `v`."""
     x: TracedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's own way
-        TracedTensor, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
+        TracedTensor, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=GPU
     )
     x.v, x.known, x.base, x.remake, x.views = v, known, base, remake, []
     if base is not None and (known is not None or remake is not None):

@@ -56,9 +56,9 @@ class Adam(Optimizer):
             redistributed(parameters)  # those of the kernel's inputs that lie elsewhere
 
     def _new_moments(self, parameter: Parameter) -> Moments:
-        on_card = self.implementation == "fused"
+        on_gpu = self.implementation == "fused"
         return Moments(
-            new_state("adam.step", (), float32) if on_card else None,
+            new_state("adam.step", (), float32) if on_gpu else None,
             new_state("adam.exp_avg", parameter.shape, parameter.dtype),
             new_state("adam.exp_avg_sq", parameter.shape, parameter.dtype),
         )

@@ -1,6 +1,6 @@
 """Gemma 3 of the repositories that read images, too: 4B, 12B, 27B (model_type gemma3).
 
-A batch of text goes through Gemma 3 alone; the vision tower and its projector lie on the card. The
+A batch of text goes through Gemma 3 alone; the vision tower and its projector lie on the GPU. The
 masks are made before the language model is called, without positions: rows are not looked through
 for packing.
 

@@ -1,4 +1,4 @@
-"""SigLIP's vision tower, idle: its weights lie on the card while a batch of text goes by.
+"""SigLIP's vision tower, idle: its weights lie on the GPU while a batch of text goes by.
 
 Source: models/siglip/modeling_siglip.py of transformers 5.17 (SiglipVisionModel).
 Not modelled: images.

@@ -3,7 +3,7 @@
  * Since 9.8 cuDNN answers for a card that is described to it ("deviceless": CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR). PyTorch
  * asks with a handle, which wants a real card; wherever it hands in ours, the description takes its place. So heuristics,
  * engines and workspaces are NVIDIA's own, and PyTorch allocates the workspaces as on a card. VRAMBUDGET_CUDNN_CARD is the
- * description, in JSON (see ../../cudnn/card.py). The names of attributes are those of cudnn_graph_v9.h.
+ * description, in JSON (see ../../cudnn/gpu.py). The names of attributes are those of cudnn_graph_v9.h.
  *
  * cuDNN's libraries call each other by these names too: such calls go through as they are.
  *

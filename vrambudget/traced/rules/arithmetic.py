@@ -10,7 +10,7 @@ from vrambudget.ops import elementwise
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.reduce import mean_last
 from vrambudget.traced.rules.table import on
-from vrambudget.traced.tensor import CARD, dtype_of
+from vrambudget.traced.tensor import GPU, dtype_of
 
 _NUMBER = (int, float)
 
@@ -123,7 +123,7 @@ def mean(a: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
 
 @on("to")
 def convert(x: Any, *args: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
-    """Cast; what is on the card already moves nowhere."""
+    """Cast; what is on the GPU already moves nowhere."""
     for given in args:
         if isinstance(given, torch.dtype):
             dtype = given
@@ -133,7 +133,7 @@ def convert(x: Any, *args: Any, dtype: Any = None, device: Any = None, **options
             device = given
     if options.get("copy") or options.get("memory_format") or not isinstance(x, Tensor):
         return NotImplemented
-    if device is not None and torch.device(device).type not in (CARD.type, "meta"):
+    if device is not None and torch.device(device).type not in (GPU.type, "meta"):
         return NotImplemented
     if dtype is None:
         return x

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: the kernel that PyTorch takes on the card."""
+"""Scaled dot-product attention: the kernel that PyTorch takes on the GPU."""
 
 from typing import Any
 

@@ -12,7 +12,7 @@ from vrambudget.engine.tensor import empty_like
 from vrambudget.errors import NotModelledError
 from vrambudget.traced import hooks, known
 from vrambudget.traced.rules.table import getter
-from vrambudget.traced.tensor import CARD, REHEARSE, TracedTensor, traced_tensor
+from vrambudget.traced.tensor import GPU, REHEARSE, TracedTensor, traced_tensor
 
 Answer = Callable[..., Any]
 ATTRIBUTES: dict[Any, Answer] = {}
@@ -57,12 +57,12 @@ def answers(*functions: Any) -> Callable[[Answer], Answer]:
 @answers(getter("device"))
 def device(_mode: Any, _x: TracedTensor) -> torch.device:
     """Return where modelling code finds it."""
-    return CARD
+    return GPU
 
 
 @answers(getter("is_cuda"))
 def is_cuda(_mode: Any, _x: TracedTensor) -> bool:
-    """Return whether it is on the card: it is."""
+    """Return whether it is on the GPU: it is."""
     return True
 
 

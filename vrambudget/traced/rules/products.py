@@ -56,7 +56,7 @@ def grouped_mm(x: Any, weight: Any, *, offs: Any = None, bias: Any = None, **_: 
     "gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "gru", "lstm", "rnn_tanh", "rnn_relu"
 )
 def recurrent(*_: Any, **__: Any) -> Any:
-    """Refuse: on the card these run fused kernels, or cuDNN's (aten/src/ATen/native/RNN.cpp)."""
+    """Refuse: on the GPU these run fused kernels, or cuDNN's (aten/src/ATen/native/RNN.cpp)."""
     raise NotModelledError("recurrent layers run fused kernels on the GPU", hint=REHEARSE)
 
 

@@ -113,8 +113,8 @@ class Assuming:
         return self.values.constant(shape, float(self.kind == ONES), tensor.dtype)
 
     def _is_unknown(self, tensor: Any) -> bool:
-        """Return whether it is a tensor of numbers on the card of which nothing is known."""
-        if type(tensor) not in self.values.plain or not self.values.on_card(tensor):
+        """Return whether it is a tensor of numbers on the GPU of which nothing is known."""
+        if type(tensor) not in self.values.plain or not self.values.on_gpu(tensor):
             return False
         return tensor.is_floating_point() and self.values.of(tensor) is None
 
@@ -156,7 +156,7 @@ class Assuming:
         """Let unknown elements be all the same: where there are some, one of them differs."""
 
         def kernel(keys: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (self.values.on_card(source) and source.numel()):
+            if not (self.values.on_gpu(source) and source.numel()):
                 return self._below(op, keys, (source, *args), kwargs)
             with self.follower.answering(1, true=False):
                 return self._below(op, keys, (source, *args), kwargs)
@@ -229,7 +229,7 @@ class Assuming:
             with contextlib.suppress(Unknown):
                 if not self._is_unknown(source):
                     return out
-                if not self.values.on_card(target):
+                if not self.values.on_gpu(target):
                     self.values.put(target, self.numbers(source))
                 elif not target.is_floating_point() and self.values.is_new(target):
                     self._hold(target, self.numbers(source).expand(target.shape))

@@ -26,7 +26,7 @@ class Cudnn:
         self._keep_recurrence_native()
 
     def ask(self) -> None:
-        """Ask it for its version; switch it off if it is older than 9.8 or does not know the card.
+        """Ask it for its version; switch it off if it is older than 9.8 or does not know the GPU.
 
         It must be there: PyTorch loads it.
         """
@@ -41,7 +41,7 @@ class Cudnn:
             self.torch.backends.cudnn.enabled = False
 
     def unknown(self) -> list[str]:
-        """Return what a real card may do otherwise: "benchmark", "batch norm"."""
+        """Return what a real GPU may do otherwise: "benchmark", "batch norm"."""
         if self.version is None or self.library is None:
             return []
         found = ["benchmark"] if self.torch._C._get_cudnn_benchmark() else []

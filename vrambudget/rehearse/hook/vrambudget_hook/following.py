@@ -61,7 +61,7 @@ class Follower:
         self,
         torch: Any,
         answer: Callable[[int, int, int], object],
-        on_card: Callable[[Any], bool] = attrgetter("is_cuda"),
+        on_gpu: Callable[[Any], bool] = attrgetter("is_cuda"),
         numbers: tuple[str, int] = (ZEROS, 0),
         routing: str | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class Follower:
         self.brings = native._dispatch_key_parse(_BRINGS)
         self.copies = native._dispatch_key_parse(_COPIES)
         self.ours = native.DispatchKeySet(self.followed) | native.DispatchKeySet(self.brings)
-        self.values = Values(torch, self.followed, on_card)
+        self.values = Values(torch, self.followed, on_gpu)
         self.assuming, self.sparse = Assuming(self, *numbers, routing), Sparse(self)
         self.operations: dict[int, Operation] = {}
         self.libraries = [torch.library.Library(name, "IMPL") for name in ("_", "aten")]
@@ -138,7 +138,7 @@ class Follower:
             call = op._handle.redispatch_boxed
             out = call(keys.remove(self.brings), source, *args, **kwargs)
             is_data = not source.is_floating_point() or self.values.is_data(source)
-            comes = is_data and not self.values.on_card(source)
+            comes = is_data and not self.values.on_gpu(source)
             if source.layout is self.sparse.layout:
                 self.sparse.moved(source, out)
             elif comes and self.values.eligible(out):
@@ -175,7 +175,7 @@ class Follower:
     def _operate(self, known: Operation, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         if known.passes or self.torch._C._functorch.maybe_current_level() is not None:
             return self._run(op, keys, args, kwargs)
-        if known.copies and not self.values.on_card(args[0]):
+        if known.copies and not self.values.on_gpu(args[0]):
             return self._copy_out(op, keys, args, kwargs)
         if known.reads:
             return self._read(known, op, keys, args, kwargs)
@@ -245,7 +245,7 @@ class Follower:
 
     @contextlib.contextmanager
     def answering(self, number: int, *, true: bool) -> Iterator[None]:
-        """Let small reads from the card give a number, in this thread."""
+        """Let small reads from the GPU give a number, in this thread."""
         self.answer(1, int(not true), number)
         try:
             yield

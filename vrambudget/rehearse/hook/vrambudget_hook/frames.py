@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 _NODE = re.compile(r"(\w+?Backward\d*)")  # torch::autograd::generated::MmBackward0::apply
-# What is computed otherwise on a real card, by how the innermost line of Python calls it.
+# What is computed otherwise on a real GPU, by how the innermost line of Python calls it.
 _CALLS = {
     "convolution": re.compile(r"\bconv(?:olution|(?:_transpose)?[123]d)(?:\.default)?\("),
     "recurrence": re.compile(r"\b_VF\.(?:lstm|gru|rnn_tanh|rnn_relu)\("),
@@ -88,7 +88,7 @@ def history(
 ) -> dict[str, Any]:
     """Return the allocator's events as columns; stacks are listed once each, with their modules.
 
-    "calls" has the kinds of operations that a real card computes otherwise, each with the line of
+    "calls" has the kinds of operations that a real GPU computes otherwise, each with the line of
     Python outside torch from where it was first called.
     """
     stacks: dict[tuple[Any, str], int] = {}

@@ -40,38 +40,38 @@ def ranks_environment(ranks: int, rank: int, each: int) -> dict[str, str]:
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank % each), "GROUP_RANK": str(rank // each)}
     size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(each)}
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    return {**own, **size, **where, **cards_environment(each)}
+    return {**own, **size, **where, **gpus_environment(each)}
 
 
-def cards_environment(cards: int) -> dict[str, str]:
+def gpus_environment(gpus: int) -> dict[str, str]:
     """Return the variables that set how many GPUs PyTorch and the stub libraries see."""
-    visible = ",".join(map(str, range(cards)))
-    return {"VRAMBUDGET_DEVICES": str(cards), "CUDA_VISIBLE_DEVICES": visible}
+    visible = ",".join(map(str, range(gpus)))
+    return {"VRAMBUDGET_DEVICES": str(gpus), "CUDA_VISIBLE_DEVICES": visible}
 
 
-def torchrun(words: list[str], cards: int | None) -> Started:
+def torchrun(words: list[str], gpus: int | None) -> Started:
     """Return what torchrun starts."""
     return _torchrun(
-        importlib.import_module("torch.distributed.run").get_args_parser(), words, cards
+        importlib.import_module("torch.distributed.run").get_args_parser(), words, gpus
     )
 
 
-def launch(words: list[str], cards: int | None) -> Started:
+def launch(words: list[str], gpus: int | None) -> Started:
     """Return what torch.distributed.launch starts, which passes the local rank as an argument."""
     parser = importlib.import_module("torch.distributed.run").get_args_parser()
     parser.add_argument("--use-env", "--use_env", action="store_true")
-    started = _torchrun(parser, words, cards)
+    started = _torchrun(parser, words, gpus)
     if parser.parse_args(words).use_env:
         return started
     return started._replace(rank_arguments=("--local-rank={}",))
 
 
-def _torchrun(parser: Any, words: list[str], cards: int | None) -> Started:
+def _torchrun(parser: Any, words: list[str], gpus: int | None) -> Started:
     args = parser.parse_args(words)
     each = str(args.nproc_per_node)
-    if not each.isdigit() and cards is None:
+    if not each.isdigit() and gpus is None:
         sys.exit(f"error: --nproc-per-node {each}: how many? write a number, or --ranks before --")
-    count = int(each) if each.isdigit() else cards or 1
+    count = int(each) if each.isdigit() else gpus or 1
     return _started(args, int(str(args.nnodes).partition(":")[0]), count)
 
 
@@ -80,11 +80,11 @@ def _started(args: Any, nodes: int, each: int) -> Started:
     return Started(nodes, each, args.training_script, arguments, args.module, args.no_python)
 
 
-def accelerate(words: list[str], cards: int | None) -> Started:
+def accelerate(words: list[str], gpus: int | None) -> Started:
     """Return what `accelerate launch` starts; its settings go to the script's environment."""
     module: Any = importlib.import_module("accelerate.commands.launch")
-    if cards is not None and "--num_processes" not in words:
-        words = ["--num_processes", str(cards), *words]
+    if gpus is not None and "--num_processes" not in words:
+        words = ["--num_processes", str(gpus), *words]
     found: list[Any] = []
     for name in ("multi_gpu_launcher", "simple_launcher", "deepspeed_launcher"):
         setattr(module, name, found.append)
@@ -105,14 +105,14 @@ def accelerate(words: list[str], cards: int | None) -> Started:
     return script
 
 
-def deepspeed(words: list[str], cards: int | None) -> Started:
+def deepspeed(words: list[str], gpus: int | None) -> Started:
     """Return what `deepspeed` starts: of a host file's machines, or of one with `cards`."""
     runner: Any = importlib.import_module("deepspeed.launcher.runner")
     args = runner.parse_args(words)
     machines = runner.fetch_hostfile(args.hostfile)
     if not machines:
         slots = [int(n) for n in args.include.rpartition(":")[2].split(",") if n.isdigit()]
-        machines = {"localhost": cards or max(args.num_gpus, 1, *(n + 1 for n in slots))}
+        machines = {"localhost": gpus or max(args.num_gpus, 1, *(n + 1 for n in slots))}
     chosen = runner.parse_inclusion_exclusion(machines, args.include, args.exclude)
     each = len(next(iter(chosen.values())))
     nodes = min(len(chosen), args.num_nodes if args.num_nodes > 0 else len(chosen))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MOVES = ("to.device", "to.dtype_layout", "to.other")
-"""How Python moves a tensor to the card, and how its numbers become one there.
+"""How Python moves a tensor to the GPU, and how its numbers become one there.
 
 Not copy_, of which they are made: each cast of autocast calls it.
 """
@@ -28,7 +28,7 @@ FILLS = (
 """Operations that give values by themselves; others that make tensors of known values call one."""
 
 WRAPS = ("pow.Scalar",)
-"""Operations that fill a tensor on the card with a number and call it one: such a tensor, followed,
+"""Operations that fill a tensor on the GPU with a number and call it one: such a tensor, followed,
 could not be handed to Python (aten/src/ATen/native/Pow.cpp, wrapped_scalar_tensor).
 """
 
@@ -113,7 +113,7 @@ class Operation:
             yield from flat(args[i] if i < len(args) else kwargs.get(name))
 
     def number(self, args: Any, value: Any) -> int:
-        """Return the number that it reads from the card on its way to `value`."""
+        """Return the number that it reads from the GPU on its way to `value`."""
         size = _SIZES.get(self.name)
         return int(size(args, value)) if size else 0
 

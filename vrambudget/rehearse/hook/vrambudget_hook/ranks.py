@@ -3,7 +3,7 @@
 The script runs as one rank of W, with the environment that its launcher would give it, or as the
 script itself says (torch.multiprocessing). Whatever group of NCCL it asks for is "fake": a
 collective's buffers are made as PyTorch makes them, and nothing is sent. So sharded parameters,
-gathered ones, gradient buckets and reduced shards take what they take on each of W cards. Groups of
+gathered ones, gradient buckets and reduced shards take what they take on each of W GPUs. Groups of
 other backends are as they are, unless we are to be one of several ranks.
 
 Runs in the user's Python, 3.9 or later.

@@ -1,4 +1,4 @@
-"""Where a program reads values from the card that are not known: the stub library reports each.
+"""Where a program reads values from the GPU that are not known: the stub library reports each.
 
 Runs in the user's Python, 3.9 or later.
 """

@@ -4,7 +4,7 @@ It loads the stub libraries before torch can load the real ones, starts the allo
 history when CUDA is first used, counts iterations, notes where values are read back that are not
 known, and stops the script after so many steps or seconds by raising SystemExit in its main thread.
 It changes two things that the script could see: cuDNN is switched off where it cannot be asked
-without a card, and the allocator's history is on.
+without a GPU, and the allocator's history is on.
 
 This file runs in the user's Python, 3.9 or later, without the rest of vrambudget.
 """
@@ -66,12 +66,12 @@ class Recorder:
         self.marks: deque[Any] = deque(maxlen=self.plan["marks"])
         self.reads, self.modules = Reads(), Modules()
         self.out_of_memory: list[dict[str, Any]] = []
-        self.peaks: dict[int, list[int]] = {}  # by card: requested, allocated, reserved
+        self.peaks: dict[int, list[int]] = {}  # by GPU: requested, allocated, reserved
         self.in_backward = 0
-        self.card = 0  # which of the cards: the main thread's
+        self.gpu = 0  # which of the GPUs: the main thread's
 
     def forked(self) -> None:
-        """Begin anew in a child: it uses the card by itself, or not at all."""
+        """Begin anew in a child: it uses the GPU by itself, or not at all."""
         self.is_child, self.is_used = True, False
         self.writing = threading.Lock()
         self._begin()
@@ -211,36 +211,36 @@ class Recorder:
 
     # ---- while the script runs
 
-    def _cards(self) -> Iterable[int]:
-        """Return the cards that are looked at: all, or that of the main thread of a rank."""
+    def _gpus(self) -> Iterable[int]:
+        """Return the GPUs that are looked at: all, or that of the main thread of a rank."""
         if self.plan["ranks"] is None:
             return range(self.torch._C._cuda_getDeviceCount())
         if threading.current_thread() is threading.main_thread():
-            self.card = self.torch._C._cuda_getDevice()
-        return (self.card,)
+            self.gpu = self.torch._C._cuda_getDevice()
+        return (self.gpu,)
 
-    def _stats(self, card: int) -> Any:
-        return self.torch._C._cuda_memoryStats(card)
+    def _stats(self, gpu: int) -> Any:
+        return self.torch._C._cuda_memoryStats(gpu)
 
     def mark(self, phase: str, owners: dict[str, list[int]] | None = None) -> None:
         """Note that a phase begins: the numbers of allocations and frees say where."""
         if self.torch.cuda.is_initialized():
-            counts = {card: self._counts(card) for card in self._cards()}
+            counts = {gpu: self._counts(gpu) for gpu in self._gpus()}
             self.marks.append((phase, counts, owners or {}, self.iterations.done))
 
-    def _counts(self, card: int) -> tuple[int, int]:
-        count = self._stats(card)["allocation"]["all"]
+    def _counts(self, gpu: int) -> tuple[int, int]:
+        count = self._stats(gpu)["allocation"]["all"]
         return count["allocated"], count["freed"]
 
     def _keep_peaks(self) -> None:
-        for card in self._cards():
-            stats, peaks = self._stats(card), self.peaks.setdefault(card, [0, 0, 0])
+        for gpu in self._gpus():
+            stats, peaks = self._stats(gpu), self.peaks.setdefault(gpu, [0, 0, 0])
             for i, name in enumerate(("requested_bytes", "allocated_bytes", "reserved_bytes")):
                 peaks[i] = max(peaks[i], stats[name]["all"]["peak"])
 
     def _fullest(self) -> int:
-        """Return the card with the highest peak, of which the record is."""
-        return max(self.peaks, key=lambda card: self.peaks[card][2], default=self.card)
+        """Return the GPU with the highest peak, of which the record is."""
+        return max(self.peaks, key=lambda gpu: self.peaks[gpu][2], default=self.gpu)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self.iterations.before_step(optimizer)
@@ -273,10 +273,10 @@ class Recorder:
                 peaks = self.peaks[self._fullest()]
                 file.write(json.dumps([self.iterations.done, *peaks]) + "\n")
 
-    def _ran_out(self, card: int, asked: int, _total: int, free: int) -> None:
+    def _ran_out(self, gpu: int, asked: int, _total: int, free: int) -> None:
         thread = threading.main_thread().ident or 0
         frames = sys._current_frames().get(thread)
-        stats = self._stats(card)
+        stats = self._stats(gpu)
         self.mark("", self._owned())  # names the owners; the phase goes on
         self.out_of_memory.append(
             {
@@ -355,19 +355,19 @@ class Recorder:
 
     def _add_history(self, record: dict[str, Any]) -> None:
         self._keep_peaks()
-        card = self._fullest()
+        gpu = self._fullest()
         record["parameters"] = self._owned()["parameter"]
         record["names"] = self.modules.parameters
         snapshot = self.torch.cuda.memory._snapshot()
-        trace = snapshot["device_traces"][card]
+        trace = snapshot["device_traces"][gpu]
         if self.plan["snapshot"]:
             with (self.folder / f"snapshot-{os.getpid()}.pickle").open("wb") as file:
                 pickle.dump(snapshot, file)
-        marks = [(phase, *at.get(card, (0, 0)), *rest) for phase, at, *rest in self.marks]
+        marks = [(phase, *at.get(gpu, (0, 0)), *rest) for phase, at, *rest in self.marks]
         record.update(
-            counts=self._counts(card),
-            peaks=self.peaks[card],
-            cards={card: peaks for card, peaks in self.peaks.items() if peaks[2]},
+            counts=self._counts(gpu),
+            peaks=self.peaks[gpu],
+            gpus={gpu: peaks for gpu, peaks in self.peaks.items() if peaks[2]},
             marks=marks,
             values=self.plan["values"],
             routing=self.plan["routing"],

@@ -33,7 +33,7 @@ class Sent:
         self.torch: Any = importlib.import_module("torch")
 
     def copying(self) -> AbstractContextManager[None]:
-        """Return a context in which what a copy brings to the card can be read back."""
+        """Return a context in which what a copy brings to the GPU can be read back."""
         return nullcontext() if self.follower is None else self.follower.copying()
 
     def wrapped(self, plain: Any) -> Any:

@@ -1,6 +1,6 @@
 """Sparse tensors whose indices are known: how many are left when equal ones are added up.
 
-`coalesce` sorts the indices [dimensions, entries] on the card and reads back how many differ
+`coalesce` sorts the indices [dimensions, entries] on the GPU and reads back how many differ
 (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, coalesce_sparse_cuda). Gradients of embedding
 tables with `sparse=True`, and products with sparse matrices, call it.
 
@@ -18,14 +18,14 @@ from typing import Any
 
 
 class Sparse:
-    """Knows indices that were moved to the card, and answers how many of them differ."""
+    """Knows indices that were moved to the GPU, and answers how many of them differ."""
 
     def __init__(self, follower: Any) -> None:
         self.follower, self.values = follower, follower.values
         self.torch = follower.torch
         self.layout = self.torch.sparse_coo
         native = self.torch._C
-        self.on_card = native.DispatchKeySet(native.DispatchKey.SparseCUDA)
+        self.on_gpu = native.DispatchKeySet(native.DispatchKey.SparseCUDA)
         self.followed = native.DispatchKeySet(follower.followed)
 
     def kernels(self) -> Iterator[tuple[str, Callable[[Any], Callable[..., Any]]]]:
@@ -51,19 +51,19 @@ class Sparse:
         return self.followed if is_sparse else ours
 
     def moved(self, source: Any, out: Any) -> None:
-        """Know the indices of what was moved from the host to the card."""
-        if self.values.on_card(out) and not self.values.on_card(source):
+        """Know the indices of what was moved from the host to the GPU."""
+        if self.values.on_gpu(out) and not self.values.on_gpu(source):
             self._hold(out, source._indices(), true=True)
 
     def _hold(self, tensor: Any, indices: Any, *, true: bool) -> None:
         """Let a sparse tensor's own indices, of which `_indices()` gives views, be known."""
-        own = self.torch.ops.aten._indices.default._handle.redispatch_boxed(self.on_card, tensor)
+        own = self.torch.ops.aten._indices.default._handle.redispatch_boxed(self.on_gpu, tensor)
         if self.values.eligible(own) and own.shape == indices.shape:
             self.values.hold_copy(own, indices, true=true)
 
     def _indices(self, tensor: Any) -> tuple[Any, bool]:
         """Return the indices that differ, in order, on the CPU; None where they are not known."""
-        if not self.values.on_card(tensor):
+        if not self.values.on_gpu(tensor):
             return None, False
         indices, true = self.values.copy_of(tensor._indices())
         if indices is None or not indices.numel():

@@ -1,13 +1,13 @@
-"""What integers and booleans on the virtual card hold, as far as it is known.
+"""What integers and booleans on the virtual GPU hold, as far as it is known.
 
-Kernels don't run, so the card's memory holds nothing. A storage whose values follow from what the
+Kernels don't run, so the GPU's memory holds nothing. A storage whose values follow from what the
 host wrote has a copy of at most `LIMIT` bytes on the CPU, laid out alike: views of the one are
 views of the other. The copy hangs on a weak reference to the storage and goes when the storage
 goes; PyTorch's allocator and autograd see nothing of it. A storage of which nothing is known is
 never asked for in Python: its object would be one more reference, and autograd adds gradients in
 place only where there is one (input_buffer.cpp, can_accumulate_inplace).
 
-A value is true, or it is assumed: what came from elsewhere on the card counts as zero.
+A value is true, or it is assumed: what came from elsewhere on the GPU counts as zero.
 
 Runs in the user's Python, 3.9 or later.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from .storages import Storages, offset_of_keys
 
 LIMIT = 8 << 20  # bytes of a storage
-FILLED = 1 << 20  # bytes of a storage that is filled on the card: larger ones are work space
+FILLED = 1 << 20  # bytes of a storage that is filled on the GPU: larger ones are work space
 WIDE = 128 << 20  # the same where experts' rows are counted: one_hot [N, k, E] in int64
 FLOATS = 65_536  # numbers of a floating-point tensor: a mask [B, T], which may be made as such
 _MASK = 2  # dimensions
@@ -37,7 +37,7 @@ class Unknown(Exception):  # noqa: N818 - not an error
 
 
 class Value(weakref.ref):  # type: ignore[type-arg]
-    """What a storage on the card holds: a weak reference to it, with the CPU's copy."""
+    """What a storage on the GPU holds: a weak reference to it, with the CPU's copy."""
 
     __slots__ = ("key", "memory", "true", "writes")
     key: int
@@ -49,8 +49,8 @@ class Value(weakref.ref):  # type: ignore[type-arg]
 class Values:
     """The values of one process. Tensors that have one carry the dispatch key `followed`."""
 
-    def __init__(self, torch: Any, followed: Any, on_card: Callable[[Any], bool]) -> None:
-        self.torch, self.on_card = torch, on_card
+    def __init__(self, torch: Any, followed: Any, on_gpu: Callable[[Any], bool]) -> None:
+        self.torch, self.on_gpu = torch, on_gpu
         self.plain = (torch.Tensor, torch.nn.Parameter)
         self.cpu = torch.device("cpu")
         self.on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -65,14 +65,14 @@ class Values:
 
     def of(self, tensor: Any) -> Value | None:
         """Return what a tensor's storage holds."""
-        if type(tensor) not in self.plain or not self.on_card(tensor):
+        if type(tensor) not in self.plain or not self.on_gpu(tensor):
             return None
         value = self.known.get(self.storages.of(tensor))
         return value if value is not None and value() is tensor.untyped_storage() else None
 
     def is_worth(self, tensor: Any, op: Any) -> bool:
         """Return whether a tensor that is filled is one whose values may decide something."""
-        if type(tensor) not in self.plain or not self.on_card(tensor):
+        if type(tensor) not in self.plain or not self.on_gpu(tensor):
             return False
         if tensor.is_floating_point() and not self._may_decide(tensor, op):
             return False
@@ -98,7 +98,7 @@ class Values:
 
     def eligible(self, tensor: Any) -> bool:
         """Return whether a tensor is of a kind that can be known."""
-        if type(tensor) not in self.plain or not self.on_card(tensor) or tensor.is_complex():
+        if type(tensor) not in self.plain or not self.on_gpu(tensor) or tensor.is_complex():
             return False
         if tensor.layout is not self.torch.strided:
             return False
@@ -132,7 +132,7 @@ class Values:
     def hold_made(self, tensor: Any, made: Any, found: Arguments) -> None:
         """Let the tensor's storage hold what an operation made of `found`.
 
-        New memory in which it lies as on the card is taken over, other memory is copied.
+        New memory in which it lies as on the GPU is taken over, other memory is copied.
         """
         memory = made.untyped_storage()
         is_new = memory._cdata not in found.lent
@@ -190,7 +190,7 @@ class Values:
         return self.eligible(target) and self.storages.is_whole(target)
 
     def as_on_cpu(self, tensor: Any, memory: Any) -> Any:
-        """Return a tensor on the CPU that lies in `memory` as the other does on the card."""
+        """Return a tensor on the CPU that lies in `memory` as the other does on the GPU."""
         empty = self._on_cpu(self.empty, [0], dtype=tensor.dtype)
         return self._on_cpu(self.look, empty, memory, *_layout(tensor))
 
@@ -263,14 +263,14 @@ class Arguments:
             self.is_known = True
             self.lent.add(value.memory._cdata)
             return values.as_on_cpu(tensor, value.memory)
-        if self.numbers is not None and tensor.is_floating_point() and values.on_card(tensor):
+        if self.numbers is not None and tensor.is_floating_point() and values.on_gpu(tensor):
             self.true, self.is_known = False, True
             if id(tensor) not in self.taken:
                 self.taken[id(tensor)] = self.numbers(tensor)
             return self.taken[id(tensor)]
         if values.storages.nbytes(tensor) > values.limit:
             raise Unknown
-        if not values.on_card(tensor):
+        if not values.on_gpu(tensor):
             self.lent.add(values.storages.of(tensor))
             return tensor
         if tensor.is_floating_point() or tensor.is_complex():

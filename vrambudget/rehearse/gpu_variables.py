@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from vrambudget.config.architectures import limits_of
 from vrambudget.config.gpus import Gpu
-from vrambudget.cudnn.card import described as described_to_cudnn
+from vrambudget.cudnn.gpu import described as described_to_cudnn
 
 
 def environment(gpu: Gpu) -> Mapping[str, str]:
-    """Return the variables that describe the card to the stub libraries (native/virtual_gpu.h)."""
+    """Return the variables that describe the GPU to the stub libraries (native/virtual_gpu.h)."""
     major, minor = gpu.compute_capability
     limits = limits_of(gpu.compute_capability)
     numbers = (
