@@ -312,8 +312,8 @@ WIDE = {"model_type": "llama", "num_hidden_layers": 12, "num_attention_heads": 8
 def test_the_longest_answer_fits_and_one_token_more_does_not(fields):
     job = {"prompt": 60, "new": 8, "batch": 1500, "mode": "generate", **fields}
     scenario = resolve(WIDE, gpu="8GB", **job)
-    new = longest_answer(scenario)
-    assert new > 20
+    new, at_most = longest_answer(scenario)
+    assert at_most == new > 20
     fit = [
         estimate_scenario(resolve(WIDE, gpu="8GB", **{**job, "new": n})).fits
         for n in (new, new + 1)
@@ -324,7 +324,19 @@ def test_the_longest_answer_fits_and_one_token_more_does_not(fields):
 def test_an_answer_that_never_fills_the_card_is_replayed_once(monkeypatch):
     monkeypatch.setattr("vrambudget.planning.longest._tried", None)
     scenario = resolve("gpt2", gpu="8GB", mode="generate", prompt=1000, new=4)
-    assert longest_answer(scenario) == 1024 - 1000  # all positions
+    assert longest_answer(scenario) == (24, 24)  # all positions
+
+
+def test_where_a_replay_would_take_long_its_bounds_are_said(monkeypatch, tmp_path, capsys):
+    options = {"mode": "generate", "prompt": 60, "batch": 400, "gpu": "8GB"}
+    exact, _ = longest_answer(resolve(WIDE, **options))
+    monkeypatch.setattr("vrambudget.full_length._REPLAYED", 0)
+    new, at_most = longest_answer(resolve(WIDE, **options))
+    assert 0.8 * exact < new < exact < at_most < 1.2 * exact
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    assert main(["fit", str(tmp_path), *words, "--longest-new", "--margin", "0B"]) == 0
+    assert f"most new tokens that fit: {new:,} to {at_most:,} after" in capsys.readouterr().out
 
 
 def test_a_report_says_when_the_card_is_full():
@@ -332,7 +344,7 @@ def test_a_report_says_when_the_card_is_full():
     budget = vrambudget.estimate(WIDE, new=20, **options)
     assert budget.full_at is not None
     assert budget.full_at.is_exact
-    longest = longest_answer(resolve(WIDE, new=20, **options))
+    longest, _ = longest_answer(resolve(WIDE, new=20, **options))
     assert budget.full_at.tokens == 60 + longest
     assert f"the GPU is full at {60 + longest:,} tokens of a row" in str(budget)
     assert Budget.from_json(budget.to_json()) == budget
@@ -343,8 +355,9 @@ def test_a_report_says_when_the_card_is_full():
 
 def test_a_card_that_is_full_far_off_is_said_to_be_so_at_the_latest(capsys):
     words = ["gpt2", "--mode", "generate", "--prompt", "16", "--new", "4", "--gpu", "a100-80gb"]
-    far = vrambudget.estimate(WIDE, gpu="a100-80gb", mode="generate", new=9)
-    assert "tokens of a row at the latest" in str(far)
+    job = {"gpu": "a100-80gb", "mode": "generate", "new": 9}
+    assert "tokens of a row at the latest" in str(vrambudget.estimate(WIDE, batch=100, **job))
+    assert vrambudget.estimate(WIDE, **job).full_at is None  # no answer is so long
     assert main(words) == 0
     assert "the GPU is full" not in capsys.readouterr().out  # its positions end before
 

@@ -30,7 +30,7 @@ _COLUMNS = [
     Column("fits", "fits", "left", lambda fits: "yes" if fits else "no"),
 ]
 
-_OF_AN_ANSWER = [Column(name, name, "right") for name in ("batch", "prompt", "new")]
+_OF_AN_ANSWER = [Column(name, name, "right") for name in ("batch", "prompt", "new", "new_at_most")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,9 +110,11 @@ def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
     from vrambudget.planning.longest import longest_answer  # noqa: PLC0415 - asked for seldom
 
     with working_on("replaying the answer token by token"):
-        new = longest_answer(scenario, margin_bytes=margin_bytes(args.margin, scenario.gpu))
+        new, at_most = longest_answer(
+            scenario, margin_bytes=margin_bytes(args.margin, scenario.gpu)
+        )
     job, output = scenario.job, chosen_format(args)
-    values = {"batch": job.batch, "prompt": job.prompt, "new": new}
+    values = {"batch": job.batch, "prompt": job.prompt, "new": new, "new_at_most": at_most}
     if output == "json":
         emit(json.dumps(values, indent=2), args)
     elif output == "csv":
@@ -120,14 +122,16 @@ def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
     else:
         assert scenario.gpu is not None  # noqa: S101 - the option is required
         where = f"batch {job.batch}, on {scenario.gpu.name}"
-        tokens = (job.prompt or 0) + new
-        said = f"the GPU is full at {tokens:,} tokens of a row"
-        if tokens == scenario.config.learned_positions:
+        said = f"the GPU is full at {(job.prompt or 0) + new:,} tokens of a row"
+        if new < at_most:
+            said = "the holes that steps leave decide, and `--new N` replays one length"
+        elif (job.prompt or 0) + new == scenario.config.learned_positions:
             said = "the model has positions for no more"
         elif new == MOST:
             said = "the GPU is not full then; longer answers were not tried"
+        most = f"{new:,}" if new == at_most else f"{new:,} to {at_most:,}"
         fits = (
-            f"most new tokens that fit: {new:,} after a prompt of {job.prompt:,} ({where}): {said}"
+            f"most new tokens that fit: {most} after a prompt of {job.prompt:,} ({where}): {said}"
         )
         emit(fits if new else f"not even the prompt fits ({where})", args)
     return DONE if new else DOES_NOT_FIT

@@ -1,15 +1,15 @@
-"""A decoding step of a deep model, from a trace over four of its layers that are alike.
+"""A decoding step of a deep model, from a trace over few of its layers, which are alike in turns.
 
-    traced    the first two layers and the last two; once for each pattern, all of them, too
-    found     the storages of each layer between are those of the second one
+    traced    the first two layers and the last two; of kinds that take turns (Gemma 3), the first
+              turn and what is over behind whole ones; once for each pattern, all of them, too
+    found     the storages of each layer between, or turn, are those of the one before
 
-A step that does over four layers what an earlier one did there does the same over all of them, with
-sizes of its own. Where the earlier one's storages over all layers are not those of the four with a
+A step that does over few layers what an earlier one did there does the same over all of them, with
+sizes of its own. Where the earlier one's storages over all layers are not those of the few with a
 part repeated (offloaded caches look ahead), each step is traced over all.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ _ENDS = 2  # layers that are traced at each end
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """A step over all layers: what it does, and which part of the four layers' is repeated."""
+    """A step over all layers: what it does, and which part of the few layers' is repeated."""
 
     pattern: Pattern
     stop: int  # storages up to the end of the part
@@ -32,7 +32,7 @@ class _Repeated:
     times: int
 
     def all_of(self, few: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what all layers' storages have, by those of the four."""
+        """Return what all layers' storages have, by those of the few."""
         part = few[self.stop - self.length : self.stop]
         return few[: self.stop] + self.times * part + few[self.stop :]
 
@@ -47,24 +47,30 @@ def tracer(
     stack = _stack_of(model)
     if stack is None or steps < _FEWEST:
         return trace
-    module, name, layers = stack
+    module, name, layers, turn = stack
+    first = max(turn, _ENDS)
+    times = (len(layers) - first - _ENDS) // turn
+    few = layers[:first] + layers[first + times * turn :]
     known: dict[Pattern, _Repeated | None] = {}
 
     def trace_few(step: int) -> TracedStep:
-        with _shortened(module, name, layers):
-            few = trace(step)
-        if few.pattern not in known:
-            every = trace(step)
-            known[few.pattern] = _repeated(few, every, len(layers) - 2 * _ENDS)
-            return every
-        found = known[few.pattern]
-        return trace(step) if found is None else TracedStep(found.pattern, found.all_of(few.sizes))
+        setattr(module, name, few)
+        try:
+            short = trace(step)
+        finally:
+            setattr(module, name, layers)
+        if short.pattern not in known:
+            known[short.pattern] = _repeated(short, trace(step), times)
+        found = known[short.pattern]
+        if found is None:
+            return trace(step)
+        return TracedStep(found.pattern, found.all_of(short.sizes))
 
     return trace_few
 
 
-def _stack_of(model: Module) -> tuple[Module, str, list[Layer]] | None:
-    """Return the module, the name and the layers of a model's one stack of layers all alike."""
+def _stack_of(model: Module) -> tuple[Module, str, list[Layer], int] | None:
+    """Return a model's one stack of layers: its module, name, layers, and how many are a turn."""
     found = [
         (module, name, value)
         for module in model.modules()
@@ -73,21 +79,14 @@ def _stack_of(model: Module) -> tuple[Module, str, list[Layer]] | None:
     ]
     if len(found) != 1 or len(found[0][2]) < _FEWEST:
         return None
-    stack = found[0][2][0].stack
-    return found[0] if stack is not None and len({*stack.kinds}) == 1 else None
-
-
-@contextmanager
-def _shortened(module: Module, name: str, layers: list[Layer]) -> Iterator[None]:
-    setattr(module, name, layers[:_ENDS] + layers[-_ENDS:])
-    try:
-        yield
-    finally:
-        setattr(module, name, layers)
+    layers = found[0][2]
+    kinds = [] if layers[0].stack is None else layers[0].stack.kinds
+    turns = (n for n in range(1, len(kinds) // 2) if kinds[n:] == kinds[:-n])
+    return next(((*found[0], n) for n in turns), None)
 
 
 def _repeated(few: TracedStep, every: TracedStep, times: int) -> _Repeated | None:
-    """Return how one step's storages over all layers come of those over four; None: they do not."""
+    """Return how one step's storages over all layers come of those over few; None: they do not."""
     length, rest = divmod(len(every.sizes) - len(few.sizes), times)
     ours = [*zip(few.pattern.operations, few.sizes, strict=True)]
     theirs = [*zip(every.pattern.operations, every.sizes, strict=True)]

@@ -1,14 +1,11 @@
 """The longest answer that a GPU has room for: how many new tokens a generation may have.
 
-Where a cache grows, one replay step by step says it (`vrambudget.full_length`). Where the number of
-new tokens decides before the first step (a static cache, beams), answers are tried.
+Where a cache grows, bounds or one replay step by step say it (`vrambudget.full_length`). Where the
+number of new tokens decides before the first step (a static cache, beams), answers are tried.
 """
 
-import sys
-
-from vrambudget.budget import FullAt
 from vrambudget.errors import VramBudgetError
-from vrambudget.full_length import MOST, full_at
+from vrambudget.full_length import MOST, full_in
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
@@ -18,8 +15,11 @@ from vrambudget.tape.replay import fits, replay, replay_on
 _SHORT = 4  # new tokens of the job that is looked at first
 
 
-def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> int:
-    """Return the most new tokens that fit, 0 if the prompt alone does not."""
+def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> tuple[int, int]:
+    """Return how many new tokens surely fit, 0 if the prompt alone does not, and the most that may.
+
+    They are one number, unless a replay of all steps would take long.
+    """
     if scenario.gpu is None:
         raise VramBudgetError("no GPU was named", hint="add --gpu, for example --gpu 12GB")
     if scenario.job.mode != "generate":
@@ -32,17 +32,11 @@ def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> int:
     full = replay_on(tape, limit)
     prompt, positions = short.job.prompt or 0, scenario.config.learned_positions
     most = MOST if positions is None else positions - prompt
-    found = full_at(
-        short,
-        tape,
-        full,
-        margin_bytes=margin_bytes,
-        further=sys.maxsize,
-        never=FullAt(prompt + most, is_exact=True),
-    )
-    if found is not None and found.is_exact:
-        return found.tokens - prompt
-    return _tried(scenario, limit, most)
+    steps = full_in(short, tape, full, margin_bytes=margin_bytes)
+    if steps is None or short.job.num_beams > 1:
+        found = _tried(scenario, limit, most)
+        return found, found
+    return min(steps.start, most), min(steps.stop - 1, most)
 
 
 def _tried(scenario: Scenario, limit: int, most: int) -> int:

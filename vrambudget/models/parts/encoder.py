@@ -55,10 +55,18 @@ class EncoderConfig(ModelConfig):
 
 
 def eager_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    dropout_p: float,
+    bias: Tensor | None = None,
 ) -> Attended:
-    """BERT's eager_attention_forward: the softmax in the scores' dtype (float32 under autocast)."""
+    """BERT's and T5's eager_attention_forward: the softmax in the scores' dtype."""
     weights = mul_scalar(matmul(query, transpose(key, 2, 3)))
+    if bias is not None:
+        weights = add(weights, bias)
     if mask is not None:
         weights = add(weights, mask)
     weights = softmax(weights)

@@ -8,13 +8,13 @@ models/whisper/modeling_whisper.py of transformers 5.17.
 
 from vrambudget.dtypes import float16
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.bart_layers import Layer, Sizes
+from vrambudget.models.parts import bart_layers
 from vrambudget.models.parts.cache import EncoderDecoderCache
 from vrambudget.ops.clamp import clamp_to_numbers
 from vrambudget.ops.elementwise import add
 
 
-class EncoderLayer(Layer):
+class EncoderLayer(bart_layers.Layer):
     """MBartEncoderLayer: in float16 it ends with a clamp."""
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
@@ -32,11 +32,8 @@ class EncoderLayer(Layer):
         return hidden_states
 
 
-class DecoderLayer(Layer):
+class DecoderLayer(bart_layers.DecoderLayer):
     """MBartDecoderLayer."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes, decodes=True)
 
     def forward(
         self,

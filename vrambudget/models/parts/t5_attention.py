@@ -23,13 +23,11 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.cache import EncoderDecoderCache
+from vrambudget.models.parts.encoder import eager_attention
 from vrambudget.models.parts.layers import Embedding, Linear
 from vrambudget.ops.creation import arange, made
-from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import add, mul_scalar, where_scalar
-from vrambudget.ops.linear import matmul
+from vrambudget.ops.elementwise import where_scalar
 from vrambudget.ops.shape import contiguous, permute, reshape, transpose, unsqueeze, view
-from vrambudget.ops.softmax import softmax
 
 
 @dataclass(frozen=True)
@@ -130,33 +128,12 @@ class Attention(Module):
     ) -> Attended:
         dropout_p = self.sizes.dropout if self.training else 0.0
         if context.options.attention == "eager":
-            return _eager_attention(query, key, value, mask, bias, dropout_p=dropout_p)
+            return eager_attention(query, key, value, mask, dropout_p=dropout_p, bias=bias)
         if mask is not None:
             bias = where_scalar(mask, bias)
         elif self.is_causal and query.shape[2] > 1:
             bias = _causal_bias(bias)
         return attend(query, key, value, bias, dropout_p=dropout_p, is_causal=False)
-
-
-def _eager_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor,
-    *,
-    dropout_p: float,
-) -> Attended:
-    """T5's eager_attention_forward: BERT's with a bias."""
-    weights = mul_scalar(matmul(query, transpose(key, 2, 3)))
-    weights = add(weights, bias)
-    if mask is not None:
-        weights = add(weights, mask)
-    weights = softmax(weights)
-    weights = dropout(weights, dropout_p)
-    output = matmul(weights, value)
-    output = contiguous(transpose(output, 1, 2))
-    return output, weights
 
 
 def _causal_bias(bias: Tensor) -> Tensor:
