@@ -16,7 +16,7 @@ from vrambudget.planning import forked
 from vrambudget.planning.advice import advise_on
 from vrambudget.planning.advised import Advice, Option
 from vrambudget.planning.changes import CHANGES, Cost
-from vrambudget.planning.lower_bound import Floor
+from vrambudget.planning.lower_bound import LowerBound
 from vrambudget.report.advice import next_step, render_advice
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
@@ -102,7 +102,7 @@ def test_the_batch_is_accumulated_to_what_it_was():
 )
 def test_no_variant_takes_less_than_the_floor(model, fields):
     followed = trace_job(resolve(model, **fields))
-    floor, scenario = Floor(followed), followed.scenario
+    floor, scenario = LowerBound(followed), followed.scenario
     assert 0 < floor.bytes(scenario.job) < followed.budget.peak.requested_bytes
     variants = [change.apply(scenario, lambda sizes, at, _: at(sizes[0])) for change in CHANGES]
     for changed in filter(None, variants):

@@ -77,7 +77,7 @@ def test_a_model_without_rules_of_its_own_is_compiled_from_its_keys():
     scenario = resolve(keys, task="image-cls", gpu="A100", compile=True)
     assert isinstance(scenario.config, CompiledConfig)
     assert scenario.config.keys["embed_dim"] == 24
-    code = "import pickle, sys; print(*pickle.load(sys.stdin.buffer).followed_in)"
+    code = "import pickle, sys; print(*pickle.load(sys.stdin.buffer).checked_with)"
     sent = pickle.dumps(scenario.config)  # to the process that compiles
     done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
-    assert done.stdout.decode().split() == [*scenario.config.followed_in]
+    assert done.stdout.decode().split() == [*scenario.config.checked_with]

@@ -117,7 +117,7 @@ def test_a_compiled_configuration_is_pickled_by_what_makes_it():
 def test_a_configuration_without_rules_is_there_what_it_is_here():
     plain = TracedConfig.model_construct(model_type="codegen", keys={"n_layer": 1})
     config = compiled_config(plain, plain.keys)
-    assert elsewhere(attrgetter("followed_in"), config) == config.followed_in
+    assert elsewhere(attrgetter("checked_with"), config) == config.checked_with
 
 
 def _raises(error):

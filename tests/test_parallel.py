@@ -72,7 +72,7 @@ def test_gradients_lie_twice_with_ddp_unless_buckets_hold_them():
 def test_fsdp2_uses_three_streams_and_ddp_one():
     fsdp2 = {e.stream for e in tape_of(ranks=4, parallel="fsdp2", **MIXED).read()}
     assert fsdp2 == {0, 1, 2}
-    assert tape_of(ranks=4, parallel="ddp").is_plain
+    assert tape_of(ranks=4, parallel="ddp").is_fast
 
 
 def test_more_ranks_take_less_of_each():

@@ -112,7 +112,7 @@ def test_an_answer_has_the_bytes_of_the_command_that_it_shows(number):
 def test_near_the_gpu_s_limit_the_first_steps_answer_and_settled_memory_after_them():
     question = {"model": "gpt2", "gpu": "10GB", "fields": {"batch": 8, "block": 512}}
     first, settled = (asked(kind, **question) for kind in ("first", "estimate"))
-    assert first["is_settled"] is False
+    assert first["is_steady"] is False
     assert "left after 3 steps; counting on" in first["sentence"]
     assert first["peak"]["reserved_bytes"] < settled["peak"]["reserved_bytes"]  # from step 8 on
     budget = vrambudget.estimate("gpt2", gpu="10GB", **question["fields"])
@@ -123,7 +123,7 @@ def test_near_the_gpu_s_limit_the_first_steps_answer_and_settled_memory_after_th
 def test_far_from_the_limit_the_first_answer_is_the_last(batch):
     question = {"model": SMALL, "gpu": "12GB", "fields": {"batch": batch}}
     first = asked("first", **question)
-    assert first.pop("is_settled")
+    assert first.pop("is_steady")
     assert first == asked("estimate", **question)
 
 

@@ -11,10 +11,10 @@ from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
+from vrambudget.tape.full_steps import full_steps
 from vrambudget.tape.replay import replay_on
-from vrambudget.tape.room import full_steps
+from vrambudget.tape.small_and_large_pools import SmallAndLargePools
 from vrambudget.tape.steady import run
-from vrambudget.tape.two_pools import TwoPools
 
 GPT2 = {"model_type": "gpt2", "n_layer": 6}
 CROSSING = {"prompt": 300, "new": 60, "batch": 2}  # keys and values become large at 341 tokens
@@ -44,7 +44,7 @@ def outcome(tape, allocator):
 @pytest.mark.parametrize("fields", JOBS)
 def test_turns_end_where_events_one_by_one_end(fields):
     tape = tape_of(**fields)
-    quick, plain = TwoPools(), CachingAllocator()
+    quick, plain = SmallAndLargePools(), CachingAllocator()
     assert outcome(tape, quick) == outcome(tape, plain)
     assert quick.peak_requested_bytes == plain.peak_requested_bytes
     assert quick.peak_allocated_bytes == plain.peak_allocated_bytes
@@ -55,22 +55,22 @@ def test_turns_end_where_events_one_by_one_end(fields):
 @pytest.mark.parametrize("fields", JOBS)
 @pytest.mark.parametrize("part", [0.7, 0.9, 0.95, 0.99])
 def test_a_card_that_is_too_small_is_full_at_the_same_request(fields, part):
-    tape, endless = tape_of(**fields), TwoPools()
+    tape, endless = tape_of(**fields), SmallAndLargePools()
     outcome(tape, endless)
     room = int(endless.peak_requested_bytes + part * endless.peak_reserved_bytes) // 2
-    assert outcome(tape, TwoPools(room)) == outcome(tape, CachingAllocator(room))
+    assert outcome(tape, SmallAndLargePools(room)) == outcome(tape, CachingAllocator(room))
 
 
 def test_few_events_of_a_long_generation_have_to_be_served(monkeypatch):
-    served, serve = [0], TwoPools.serve
+    served, serve = [0], SmallAndLargePools.serve
 
     def counted(self, events, *rest):
         served[0] += len(events)
         serve(self, events, *rest)
 
-    monkeypatch.setattr(TwoPools, "serve", counted)
+    monkeypatch.setattr(SmallAndLargePools, "serve", counted)
     tape = tape_of({"model_type": "gpt2", "n_layer": 24}, prompt=800, new=100, batch=1)
-    outcome(tape, TwoPools())
+    outcome(tape, SmallAndLargePools())
     [steps] = [mark.steps for mark in tape.marks if mark.steps]
     every = sum(s.count * len(s.patterns[0].events) for s in steps.stretches)
     assert served[0] < every / 2
@@ -93,13 +93,13 @@ def holds(tape, room):
 @pytest.mark.parametrize("fields", JOBS)
 def test_steps_that_have_room_for_certain_never_fill_a_card(fields):
     tape = tape_of(**fields)
-    endless = TwoPools()
+    endless = SmallAndLargePools()
     outcome(tape, endless)
     needed = endless.peak_reserved_bytes
     sure = [part / 10 for part in range(1, 60) if not full_steps(tape, needed * part // 10)]
     assert sure
     assert min(sure) >= 1
-    outcome(tape, TwoPools(int(min(sure) * needed)))
+    outcome(tape, SmallAndLargePools(int(min(sure) * needed)))
 
 
 WIDE = {"model_type": "gpt2", "n_layer": 4, "n_embd": 512, "n_head": 8, "vocab_size": 500}
@@ -107,7 +107,7 @@ WIDE = {"model_type": "gpt2", "n_layer": 4, "n_embd": 512, "n_head": 8, "vocab_s
 
 def test_for_most_cards_the_step_that_fills_them_needs_no_replay():
     tape = tape_of({**WIDE, "n_layer": 24, "n_positions": 2000}, prompt=64, new=300, batch=96)
-    endless = TwoPools()
+    endless = SmallAndLargePools()
     outcome(tape, endless)
     found = [holds(tape, endless.peak_requested_bytes * part // 40) for part in range(39, 61, 3)]
     assert sum(found) > len(found) // 2
@@ -140,7 +140,7 @@ def test_a_step_that_is_said_to_fill_a_card_does(data):
         tape = tape_of(model, **{key: value for key, value in fields.items() if value})
     except VramBudgetError:
         assume(False)
-    endless = TwoPools()
+    endless = SmallAndLargePools()
     outcome(tape, endless)
     for part in data.draw(st.lists(st.floats(0.4, 1.8), min_size=4, max_size=4), "parts"):
         holds(tape, int(part * endless.peak_requested_bytes))

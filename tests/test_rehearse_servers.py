@@ -326,9 +326,9 @@ def test_undefined_tensors_of_a_foreign_operation_are_given_back_as_empty_ones()
     torch = pytest.importorskip("torch")
     following = pytest.importorskip("vrambudget.rehearse.hook.vrambudget_hook.following")
 
-    class Traced(following.Follower):
+    class Traced(following.Tracer):
         def __init__(self):
-            self.torch, self.followed = torch, None
+            self.torch, self.traced = torch, None
 
         def described(self, _op):
             return SimpleNamespace(foreign=True)

@@ -9,11 +9,11 @@ from hooked import with_torch
 # The meta device stands for the card: it has no values of its own either.
 FOLLOW = """
 import operator, sys, torch
-from vrambudget_hook.following import Follower
+from vrambudget_hook.following import Tracer
 assumed = {"numbers": NUMBERS, "routing": ROUTING}
-follower = Follower(torch, lambda *_: None, operator.attrgetter("is_meta"), **assumed)
-follower.start()
-values = follower.values
+tracer = Tracer(torch, lambda *_: None, operator.attrgetter("is_meta"), **assumed)
+tracer.start()
+values = tracer.values
 
 def known(tensor):
     value = values.of(tensor)
@@ -219,7 +219,7 @@ class TopKRouter(torch.nn.Module):
 
 chosen = TopKRouter()(scores)
 mask = (chosen[..., None] == sent(0, 1, 2, 3)).long()
-print(known(mask.sum((0, 1))), is_true(chosen), follower.assuming.router[1] > 0)
+print(known(mask.sum((0, 1))), is_true(chosen), tracer.assuming.router[1] > 0)
 print(known(torch.histc(chosen.int(), bins=4, min=0, max=3)), known(mask[0].sum(0).max()))
 """
 
@@ -242,7 +242,7 @@ def test_copies_to_unknown_memory_are_followed_where_that_is_asked_for():
 there = torch.empty(2, dtype=torch.long, device="meta")
 there.copy_(torch.tensor([1, 2]))
 print(known(there))
-with follower.copying():
+with tracer.copying():
     there.copy_(torch.tensor([1, 2]))
 print(known(there))
 """)
@@ -301,7 +301,7 @@ def test_what_never_enters_python_is_known_without_it():
 from vrambudget_hook.operations import MADE_OF_OTHERS, VIEWS
 def described(name):
     packet, _, overload = name.partition(".")
-    return follower.described(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    return tracer.described(getattr(getattr(torch.ops.aten, packet), overload or "default"))
 print([name for name in VIEWS if not described(name).is_view])
 print([name for name in MADE_OF_OTHERS if not described(name).passes])
 """)

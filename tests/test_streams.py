@@ -224,7 +224,7 @@ def random_program(seed, length=500, streams=3):
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
 def test_blocks_never_overlap_and_bytes_add_up_at_every_event(seed, expandable):
     events, sizes = random_program(seed)
-    tape = Tape(events, sizes, is_plain=False)
+    tape = Tape(events, sizes, is_fast=False)
     allocator = ExpandableStreamAllocator(CARD) if expandable else StreamAllocator()
     for position in range(len(events)):
         allocator.run(events, sizes, position, position + 1)

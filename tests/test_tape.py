@@ -100,7 +100,7 @@ def test_bytes_come_on_the_stream_that_is_current():
         with on_stream(3):
             first = empty_bytes(KIB)
             assert context.stream == 3
-        assert tape.is_plain is False
+        assert tape.is_fast is False
         second = empty_bytes(KIB)
         first.release()
         with on_stream(1):
@@ -110,13 +110,13 @@ def test_bytes_come_on_the_stream_that_is_current():
     assert streams == [(0, 3), (1, 0), (0, 1)]
 
 
-def test_a_tape_on_the_default_stream_alone_is_plain():
+def test_a_tape_on_the_default_stream_alone_is_fast():
     with recording(Platform()) as tape:
         with on_stream(0):
             empty_bytes(KIB)
-        assert tape.is_plain
+        assert tape.is_fast
         empty_bytes(KIB).record_stream(1)
-        assert not tape.is_plain
+        assert not tape.is_fast
 
 
 def test_nothing_of_nothing_is_on_the_tape():

@@ -17,9 +17,9 @@ from vrambudget.config.versions import (
     CHECKED,
     CHECKED_CUDA,
     as_numbers,
+    checked_version,
     cuda_of,
     default_version,
-    followed_version,
     plain_version,
 )
 from vrambudget.engine.context import recording
@@ -48,7 +48,7 @@ TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_si
     ],
 )
 def test_a_version_follows_the_rules_of_its_nearest_checked_relative(package, asked, followed):
-    assert followed_version(asked, CHECKED[package]) == followed
+    assert checked_version(asked, CHECKED[package]) == followed
 
 
 def test_an_estimate_says_whose_rules_it_follows_where_the_version_was_not_checked():
@@ -193,7 +193,7 @@ def test_every_version_called_checked_has_records():
 
 @pytest.mark.parametrize("family", model_types())
 def test_a_family_claims_the_versions_of_transformers_that_it_has_records_of(family):
-    claimed = vars(config_class(family)).get("followed_in")
+    claimed = vars(config_class(family)).get("checked_with")
     assert claimed is not None, "a family says itself which versions it follows"
     assert claimed == tuple(sorted(claimed, key=as_numbers))
     unbacked = [version for version in claimed if (family, version) not in backed()[2]]

@@ -45,7 +45,7 @@ def build(config: ModelConfig, job: Job) -> Module:
 
 def _check(config: ModelConfig, job: Job) -> None:
     """Raise NotModelledError for what the model cannot do in such a job."""
-    if job.loop in TRAINERS and not config.followed_in:
+    if job.loop in TRAINERS and not config.checked_with:
         raise NotModelledError(
             f"{config.model_type} in loop {job.loop!r} is not modelled",
             hint="Trainer's loop is modelled for transformers' models alone; use --loop plain",
@@ -59,7 +59,7 @@ def _check(config: ModelConfig, job: Job) -> None:
         from vrambudget.training.trl_checks import check_trl  # noqa: PLC0415 - most are not
 
         check_trl(config, job)
-    if job.label_smoothing and not config.followed_in:
+    if job.label_smoothing and not config.checked_with:
         raise NotModelledError(
             f"{config.model_type} with label smoothing is not modelled: its loss is its own",
             hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",

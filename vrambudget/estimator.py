@@ -26,7 +26,7 @@ class Traced:
     tape: Tape
     budget: Budget
     peak_event: int  # the event of the tape that most is allocated after
-    is_settled: bool = True  # False: later steps may reserve more, and that may decide
+    is_steady: bool = True  # False: later steps may reserve more, and that may decide
 
     @property
     def available_bytes(self) -> int | None:
@@ -94,7 +94,7 @@ def trace_job(scenario: Scenario, *, settles: bool = True) -> Traced:
         full_at=_full_at(scenario, recording.tape, out_of_memory),
     )
     return Traced(
-        scenario, recording.tape, budget, replayed.peak_event, is_settled=replayed.is_settled
+        scenario, recording.tape, budget, replayed.peak_event, is_steady=replayed.is_steady
     )
 
 
@@ -114,7 +114,7 @@ def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dic
     """
     job = scenario.job.model_dump(mode="json")
     job["steps"] = max(job["steps"], len(replayed.steps))
-    if not scenario.config.followed_in:
+    if not scenario.config.checked_with:
         job["transformers"] = None
     if recording.draws is not None:
         job["draw"] = recording.draws.counted
@@ -122,7 +122,7 @@ def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dic
         names = {f"{name}_attention": name for name in ("cudnn", "flash", "efficient")}
         ran = set(recording.tape.operations)
         taken = sorted(names[name] for name in names.keys() & ran)
-        by_math = "softmax" in ran and scenario.config.followed_in
+        by_math = "softmax" in ran and scenario.config.checked_with
         job["attention_kernel"] = " and ".join(taken) or ("math" if by_math else "none")
     return job
 

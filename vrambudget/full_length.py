@@ -3,7 +3,7 @@
     at most    what is alive when the last step of the job begins, and so many bytes of the cache
                for each further token: more than the GPU has. Layers with a window stay as they are
     exactly    in the job with as many new tokens as that, the step that has to fill the GPU where
-               none before can (`vrambudget.tape.room`); or else it is replayed step by step: where
+               none before can (`vrambudget.tape.full_steps`); or else each step is replayed: where
                a cache grows, its holes decide before the bytes do
     between    the first step that can fill it and the one that has to, where a replay would take
                more than some seconds
@@ -20,8 +20,8 @@ from vrambudget.config.job import Job
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose, Tape
+from vrambudget.tape.full_steps import full_steps
 from vrambudget.tape.replay import replay_on
-from vrambudget.tape.room import full_steps
 from vrambudget.tape.segment_sizes import SMALL, units
 from vrambudget.tape.steps import phase_of
 

@@ -24,7 +24,7 @@ def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple
     return (
         *scenario.config_of_job.notes(),
         *remarks_on_versions(
-            scenario.job.torch, scenario.job.transformers, scenario.config.followed_in
+            scenario.job.torch, scenario.job.transformers, scenario.config.checked_with
         ),
         *(scenario.run.notes if scenario.run else ()),
         *scenario.notes,

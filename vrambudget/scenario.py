@@ -17,7 +17,7 @@ from vrambudget.config.said_by_config import caches
 from vrambudget.config.settings import show
 from vrambudget.config.source import PROGRAM, Files, FoundModel, find_model, of_files
 from vrambudget.config.unread import unread
-from vrambudget.config.versions import CHECKED, CHECKED_CUDA, as_numbers, cuda_of, followed_version
+from vrambudget.config.versions import CHECKED, CHECKED_CUDA, as_numbers, checked_version, cuda_of
 from vrambudget.engine import context as engine
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models import config_class
@@ -68,8 +68,8 @@ def platform_of(gpu: Gpu | None, torch: str) -> engine.Platform:
     return engine.Platform(
         gpu.compute_capability,
         gpu.multiprocessors,
-        as_numbers(followed_version(torch, CHECKED["torch"])),
-        as_numbers(followed_version(cuda_of(torch), CHECKED_CUDA)),
+        as_numbers(checked_version(torch, CHECKED["torch"])),
+        as_numbers(checked_version(cuda_of(torch), CHECKED_CUDA)),
         gpu.l2_bytes,
     )
 

@@ -17,7 +17,7 @@ from vrambudget.config.fields.modules import ROUTINGS
 from vrambudget.config.job import Job
 from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
-from vrambudget.config.versions import as_numbers, followed_version
+from vrambudget.config.versions import as_numbers, checked_version
 from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.identical_layers import stack_layers
 from vrambudget.engine.module import Module, register
@@ -33,7 +33,7 @@ from vrambudget.training.loops import loop_named
 from vrambudget.training.loops.run import LoopSettings, Run
 
 if TYPE_CHECKING:
-    from vrambudget.parallel.rank import Ranked
+    from vrambudget.parallel.rank import Distributed
 
 _EACH = 8  # ranks that are all looked at
 _EVERY = {"selective-2": 2}
@@ -87,7 +87,7 @@ def simulate_routed(
     config: ModelConfig, job: Job, platform: Platform, routing: str, *, shown: int | None = None
 ) -> Recording:
     """Return the recording with tokens spread over experts by `routing` (one of ROUTINGS)."""
-    with config.judged():
+    with config.named_errors():
         return _routed(config.for_job(job), job, platform, routing, shown)
 
 
@@ -104,7 +104,7 @@ def _routed(
         checkpoint_operations=job.checkpointing == "selective-op",
         use_cache=job.use_cache,
         full_rows=job.causal_mask == "skipped",
-        transformers=as_numbers(followed_version(job.transformers, config.followed_in)),
+        transformers=as_numbers(checked_version(job.transformers, config.checked_with)),
     )
     settings = LoopSettings(
         job=job,
@@ -138,19 +138,19 @@ def _record(
         tape.driver_addresses = job.driver_addresses
         if job.warm_process:
             warm_up()
-        ranked = _ranked(job)
+        distributed = _distributed(job)
         barrier = _barrier(job)
         if job.load:
             context.tape.mark(0, Phase.LOADING)
-        with ranked.building() if ranked else nullcontext():
+        with distributed.building() if distributed else nullcontext():
             model = build(config, job)
-            if ranked or job.mode in INFERENCE:  # counters begin with the whole model
+            if distributed or job.mode in INFERENCE:  # counters begin with the whole model
                 adapt(model, config.model_type, job)
-        if not ranked:
+        if not distributed:
             context.tape.mark(0, _begins(job), resets_allocator=not job.load)
             if job.mode not in INFERENCE:
                 adapt(model, config.model_type, job)
-        lays_layers = ranked is None or ranked.lays_layers
+        lays_layers = distributed is None or distributed.lays_layers
         if not in_full and lays_layers and not job.with_grad:  # graphs die as they are
             stack_layers(model)
         parameters = register(model, tape)
@@ -159,21 +159,21 @@ def _record(
         trainable = sum(p.numel for p in trained)
         paged = _paged_bytes(job, trained)
         del parameters, trained
-        if ranked:
-            ranked.cut(model)
-        held = _run(model, config, job, settings, ranked, in_full=in_full)
+        if distributed:
+            distributed.cut(model)
+        held = _run(model, config, job, settings, distributed, in_full=in_full)
         tape.close()  # what the loop's variables hold outlives the job
-        host_bytes = ranked.host_bytes() if ranked else 0
-        kinds = _kinds(ranked, job.layout.ranks) if ranked else {}
+        host_bytes = distributed.host_bytes() if distributed else 0
+        kinds = _kinds(distributed, job.layout.ranks) if distributed else {}
         unknown = max(context.unknown_workspaces, default=0)
-        del model, held, ranked, barrier
+        del model, held, distributed, barrier
     return Recording(tape, total, trainable, paged, host_bytes, kinds, unknown)
 
 
-def _kinds(ranked: "Ranked", ranks: int) -> dict[int, Hashable]:
+def _kinds(distributed: "Distributed", ranks: int) -> dict[int, Hashable]:
     """Return the kinds of all ranks, or of those of many that have most and least."""
-    some = {0, ranked.fullest_rank(), ranks - 1} if ranks > _EACH else range(ranks)
-    return {rank: ranked.kind(rank) for rank in sorted(some)}
+    some = {0, distributed.fullest_rank(), ranks - 1} if ranks > _EACH else range(ranks)
+    return {rank: distributed.kind(rank) for rank in sorted(some)}
 
 
 def _barrier(job: Job) -> Tensor | None:
@@ -202,13 +202,13 @@ def _paged_bytes(job: Job, trained: list[Parameter]) -> int:
     return paged_bytes(job.optimizer, trained)
 
 
-def _ranked(job: Job) -> "Ranked | None":
+def _distributed(job: Job) -> "Distributed | None":
     """Return one rank of several; imported here, for most jobs have one GPU."""
     if job.layout.ranks == 1:
         return None
-    from vrambudget.parallel.ranked import ranked  # noqa: PLC0415
+    from vrambudget.parallel.distributed import distributed  # noqa: PLC0415
 
-    return ranked(job)
+    return distributed(job)
 
 
 def _run(
@@ -216,7 +216,7 @@ def _run(
     config: ModelConfig,
     job: Job,
     settings: LoopSettings,
-    ranked: "Ranked | None",
+    distributed: "Distributed | None",
     *,
     in_full: bool,
 ) -> object:
@@ -224,23 +224,23 @@ def _run(
     if job.mode in INFERENCE:
         from vrambudget.inference.scripts import run_script  # noqa: PLC0415 - most jobs train
 
-        if ranked is not None:
-            model = ranked.wrap(model, model)
+        if distributed is not None:
+            model = distributed.wrap(model, model)
             context.tape.mark(0, _begins(job), resets_allocator=True)
         return run_script(model, config, job, settings, in_full=in_full)
-    in_full = in_full or (ranked is not None and ranked.in_full)
-    if ranked is not None and job.loop in TRAINERS:  # accelerator.free_memory(), then prepare()
+    in_full = in_full or (distributed is not None and distributed.in_full)
+    if distributed is not None and job.loop in TRAINERS:  # free_memory(), then prepare()
         context.tape.mark(0, Phase.BUILD, resets_allocator=True)
     run = Run(
         _patched(model, job),
         settings,
         in_full=in_full,
-        ranked=ranked,
+        distributed=distributed,
         build_reference=partial(_reference, config, job, in_full=in_full),
     )
-    if ranked is not None and job.loop not in TRAINERS:
+    if distributed is not None and job.loop not in TRAINERS:
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
-    loop = (ranked and ranked.loop) or loop_named(job.loop)
+    loop = (distributed and distributed.loop) or loop_named(job.loop)
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
     run.check()
     return held

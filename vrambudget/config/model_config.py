@@ -127,7 +127,7 @@ class ModelConfig(Settings):
     checkpointing: ClassVar[tuple[str, ...]] = ("none", "full")
     """The ways of checkpointing that its code has."""
 
-    followed_in: ClassVar[tuple[str, ...]]
+    checked_with: ClassVar[tuple[str, ...]]
     """Versions of transformers whose code is followed, the oldest first; () where it is no code of
     transformers. Each family says so itself, and kept records of each version back it."""
 
@@ -182,7 +182,7 @@ class ModelConfig(Settings):
         """Yield how the model is estimated, where it is not by a family's own code."""
         return ()
 
-    def judged(self) -> AbstractContextManager[None]:
+    def named_errors(self) -> AbstractContextManager[None]:
         """Return what it is simulated in: an error of a program is that of its file."""
         return nullcontext()
 
@@ -232,8 +232,8 @@ class ModelConfig(Settings):
         known = cls.known_keys() - {"unknown_keys"}
         others = cls.others(values, known)
         slips = slips_of(others, known)
-        taken = {k: v for k, v in values.items() if k in known | slips}
-        for key, value in taken.items():
+        used = {k: v for k, v in values.items() if k in known | slips}
+        for key, value in used.items():
             is_depth = cls.aliases.get(key, key) in _DEPTHS
             if is_depth and isinstance(value, int) and value > _MOST_LAYERS:
                 message = (
@@ -241,8 +241,8 @@ class ModelConfig(Settings):
                 )
                 raise VramBudgetError(message, where=where)
         if "num_labels" not in values and isinstance(labels := values.get("id2label"), dict):
-            taken["num_labels"] = len(labels)
-        return super().parse({**taken, "unknown_keys": tuple(sorted(others - slips))}, where=where)
+            used["num_labels"] = len(labels)
+        return super().parse({**used, "unknown_keys": tuple(sorted(others - slips))}, where=where)
 
     @classmethod
     def others(cls, values: Mapping[str, object], known: Collection[str]) -> set[str]:

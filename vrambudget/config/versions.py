@@ -9,7 +9,7 @@
 
 A rule that changed names the release that changed it (engine/versions.py). Under each version named
 here jobs were compared with PyTorch's own events (tests/records); a family lists the versions of
-transformers it follows (`ModelConfig.followed_in`).
+transformers it follows (`ModelConfig.checked_with`).
 """
 
 import importlib.util
@@ -123,7 +123,7 @@ def without_code(torch: str, capability: tuple[int, int]) -> str | None:
     )
 
 
-def followed_version(asked: str, checked: Sequence[str]) -> str:
+def checked_version(asked: str, checked: Sequence[str]) -> str:
     """Return the checked version whose rules stand for the one asked for, "2.8" for "2.10".
 
     Where there is none to follow, it is the one asked for.
@@ -150,17 +150,17 @@ def _major(version: str) -> int:
     return as_numbers(version)[0]
 
 
-def remarks_on_versions(torch: str, transformers: str, followed_in: Sequence[str]) -> Iterator[str]:
+def remarks_on_versions(torch: str, transformers: str, known: Sequence[str]) -> Iterator[str]:
     """Say whose rules stand in for those of versions that were not checked: more or less memory."""
     if is_old(torch):
         yield f"torch {torch} is modelled for what was published of it, and was not rehearsed"
     asked: list[tuple[str, str, Sequence[str]]] = [
         ("torch", torch, CHECKED["torch"]),
-        ("transformers", transformers, followed_in),
+        ("transformers", transformers, known),
     ]
     if "+" in torch:  # a build that is not PyPI's
         asked.append(("CUDA", cuda_of(torch), CHECKED_CUDA))
     for package, version, checked in asked:
-        followed = followed_version(version, checked)
-        if as_numbers(version) != as_numbers(followed):
-            yield f"{package} {version} was not checked: the rules are those of {followed}"
+        nearest = checked_version(version, checked)
+        if as_numbers(version) != as_numbers(nearest):
+            yield f"{package} {version} was not checked: the rules are those of {nearest}"

@@ -28,9 +28,9 @@ from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
-from vrambudget.traced.derived import WRITES_INTO_ZEROS
 from vrambudget.traced.known import Known, worked_out
 from vrambudget.traced.lines import own_line, stack
+from vrambudget.traced.meta_fallback import WRITES_INTO_ZEROS
 from vrambudget.traced.tensor import REHEARSE, dtype_of, no_rule, with_layouts
 
 _aten = torch.ops.aten

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from vrambudget.eager import numbers
-from vrambudget.traced.derived import mapped
 from vrambudget.traced.known import Known, worked_out
+from vrambudget.traced.meta_fallback import mapped
 from vrambudget.traced.tensor import dtype_of
 
 

@@ -157,7 +157,7 @@ class _Pass:
         tensors = [*_tensors(others), *_tensors(list(kwargs.values()))]
         if layer.number == 0:
             self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
-        if self.is_captured or not (context.tape.is_plain or layer.hook_state):
+        if self.is_captured or not (context.tape.is_fast or layer.hook_state):
             return None
         if any(tensor.requires_grad for tensor in tensors):
             return None

@@ -48,7 +48,7 @@ class NamedEvents:
     @cached_property
     def freed(self) -> set[int]:
         """The names of the storages that die."""
-        return died_in(self.events, is_plain=False)
+        return died_in(self.events, is_fast=False)
 
     @cached_property
     def _others(self) -> list[tuple[int, int, int]]:

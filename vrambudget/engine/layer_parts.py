@@ -45,7 +45,7 @@ class ForwardPart:
         assert call.end is not None  # noqa: S101 - the next layer was called
         tape, first, stop = context.tape, call.begin.storage, call.end.storage
         events = tape.events[call.begin.event : call.end.event]
-        left = set(range(first, stop)) - died_in(events, is_plain=tape.is_plain)
+        left = set(range(first, stop)) - died_in(events, is_fast=tape.is_fast)
         known = {*call.held, *call.attributes, *(copy.index for _, copy in call.copies)}
         known |= call.kept | call.end.around.places.keys()
         if call.output is None or call.output.index not in left or _workspaces() & left:
@@ -135,7 +135,7 @@ class BackwardPart:
         """
         if call.complete is None or call.over is None or call.gradient is None:
             raise CannotRepeatError
-        if call.hook_state is None and not context.tape.is_plain:
+        if call.hook_state is None and not context.tape.is_fast:
             raise CannotRepeatError
         if below.gradient is None or call.end is None or call.output is None:
             raise CannotRepeatError
@@ -156,7 +156,7 @@ class BackwardPart:
             raise CannotRepeatError
 
         named = NamedEvents.of(events, first, name)
-        died, kept = died_in(events, is_plain=tape.is_plain), end.around.places.keys()
+        died, kept = died_in(events, is_fast=tape.is_fast), end.around.places.keys()
         outlive = {call.output.index, *call.attributes, *call.kept, *kept}
         if {i for i in call.held if i in forward} - died - outlive:
             raise CannotRepeatError

@@ -95,7 +95,7 @@ class Passes:
         tape, region = context.tape, context.autocast
         self.end, self.stop, self.operation = len(tape.events), len(tape.sizes), context.operation
         self.forward = tape.events[self._begin : self.end]
-        died = died_in(self.forward, is_plain=tape.is_plain)
+        died = died_in(self.forward, is_fast=tape.is_fast)
         self.left = set(range(self.first, self.stop)) - died
         self.returned = returned & self.left
         copies = () if region is None else region.cache.values()
@@ -103,7 +103,7 @@ class Passes:
         self.fills_cache = bool(copies)
         self.has_graph = has_graph
         # Nothing older died, and nothing moved but by allocations and frees.
-        self._is_plain = tape.is_plain and (not died or min(died) >= self.first)
+        self._is_plain = tape.is_fast and (not died or min(died) >= self.first)
         if not has_graph:
             self.is_over = self._is_plain and self._leaves_what_is_known(set(), ())
 
@@ -111,7 +111,7 @@ class Passes:
         """Note what the backward pass did, from event `begin` and storage `first` on."""
         tape = context.tape
         events, once = tape.events[begin:], _workspaces()
-        died = died_in(events, is_plain=tape.is_plain)
+        died = died_in(events, is_fast=tape.is_fast)
         self.gradients = [
             _Gradient(p, p.grad.shape, p.grad.dtype, p.grad.strides, p.grad.storage.index)
             for p, had_none in zip(self.parameters, graph.found.had_none, strict=True)
@@ -123,7 +123,7 @@ class Passes:
         others = {*self.inputs, *graph.incoming}
         if not (
             self._is_plain
-            and tape.is_plain
+            and tape.is_fast
             and len(left) == len(self.gradients) + len(self.graph_gradients)
             and older <= self.left | others
             and self._leaves_what_is_known(older, graph.edges)
@@ -149,7 +149,7 @@ class Passes:
 
     def died_in(self, events: Sequence[int], shift: int, inputs: Sequence[int]) -> set[int]:
         """Return inputs, and what forward left, that died in these: by the trace's indices."""
-        died = died_in(events, is_plain=context.tape.is_plain)
+        died = died_in(events, is_fast=context.tape.is_fast)
         made = {index - shift for index in died} & self.left
         return made | {was for was, now in zip(self.inputs, inputs, strict=True) if now in died}
 

@@ -24,7 +24,7 @@ def run_script(
 
 
 def _forward(model: Module, config: ModelConfig, job: Job, settings: LoopSettings) -> object:
-    if not config.followed_in:
+    if not config.checked_with:
         raise NotModelledError(
             f"{config.model_type} without labels is not modelled",
             hint="--mode eval has them; the models of transformers are called without, too",

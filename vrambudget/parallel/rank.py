@@ -23,7 +23,7 @@ class Engine(Protocol):
         """Step, after a step's last micro-batch."""
 
 
-class Ranked:
+class Distributed:
     """One rank of a job."""
 
     has_region: bool = True  # whether autocast is around the model's forward
@@ -70,7 +70,7 @@ class Ranked:
         return 0
 
 
-class Materialised(Ranked):
+class Materialised(Distributed):
     """One rank whose model is built without memory, cut, and then given that of its part."""
 
     def building(self) -> AbstractContextManager[None]:

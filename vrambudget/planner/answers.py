@@ -1,7 +1,7 @@
 """What the planner's page asks, and the answers, as JSON; it runs in the browser's worker.
 
     {"ask": "estimate", "model": ..., "gpu": ..., "fields": {...}}    verdict, ledger, commands
-    {"ask": "first", ...}                the same after the first steps, sooner; "is_settled" says
+    {"ask": "first", ...}                the same after the first steps, sooner; "is_steady" says
                                          whether "estimate" may say more
     {"ask": "drawing", ...}                                  the timeline of the same job
     {"ask": "advice", ...}                                   what would help
@@ -81,8 +81,8 @@ def _estimate(question: Question) -> dict[str, Any]:
 
 def _first(question: Question) -> dict[str, Any]:
     traced = _first_steps(_asked(question))
-    answer = _answer(question, traced) | {"is_settled": traced.is_settled}
-    if not traced.is_settled:
+    answer = _answer(question, traced) | {"is_steady": traced.is_steady}
+    if not traced.is_steady:
         steps = len(traced.budget.steps)
         answer["sentence"] += f" after {steps} steps; counting on ..."
     return answer
@@ -130,7 +130,7 @@ def _first_steps(asked: str) -> Traced:
 def _settled(asked: str) -> Traced:
     """Return the job once its memory has settled, likewise."""
     first = _first_steps(asked)
-    return first if first.is_settled else trace_job(first.scenario)
+    return first if first.is_steady else trace_job(first.scenario)
 
 
 def _advice(question: Question) -> dict[str, Any]:

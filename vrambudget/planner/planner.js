@@ -215,7 +215,7 @@ async function changed() {
     tell(found);
     at("headline").dataset.milliseconds = Math.round(performance.now() - begun);
     if (found.error || !isNewest(question)) return;
-    if (found.is_settled) await draw(question, begun);
+    if (found.is_steady) await draw(question, begun);
     else later = setTimeout(() => settle(question, begun), 100);
   } catch (error) {
     tell({ error: `Python did not start: ${error.message}`,
@@ -247,7 +247,7 @@ const KINDS = { FITS: "fits", "FITS ONLY IF NOTHING ELSE USES THE GPU": "fits", 
 const isNewest = (question) => JSON.stringify(question) === JSON.stringify(state);
 
 function tell(found) {
-  const kind = found.is_settled === false ? "peak" : KINDS[found.word] ?? "fails";
+  const kind = found.is_steady === false ? "peak" : KINDS[found.word] ?? "fails";
   for (const id of ["headline", "verdict"]) at(id).className = kind;
   at("headline").textContent = found.error ? "NO ANSWER" : found.word;
   at("sentence").textContent = found.error ?? found.sentence;

@@ -26,7 +26,7 @@ from vrambudget.planning.advised import Advice, Option, plan_of
 from vrambudget.planning.changes import CHANGES, Change, Cost
 from vrambudget.planning.choices import changed_options
 from vrambudget.planning.forked import forked
-from vrambudget.planning.lower_bound import Floor
+from vrambudget.planning.lower_bound import LowerBound
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.tensors import held
 from vrambudget.planning.variants import MOST_TRACED, as_traced, variant
@@ -123,7 +123,7 @@ class _Trial:
             model_bytes(budget.breakdown),
             budget.fits if budget.device else None,
         )
-        self.floor = Floor(traced)
+        self.lower_bound = LowerBound(traced)
         self.results: dict[Job, _Result] = {self.scenario.job: self.now}
         self.requested: dict[Job, int] = {}  # by jobs without expandable segments: they change none
 
@@ -224,7 +224,7 @@ class _Trial:
         """Return the scenario at the largest size that fits; if it fits anyway, at half."""
         if self.now.fits is not False or self.limit is None:
             return at(next(reversed(sizes[: bisect_right(sizes, now // 2)]), sizes[0]))
-        if self.floor.bytes(at(sizes[0]).job) > self.limit:
+        if self.lower_bound.bytes(at(sizes[0]).job) > self.limit:
             return at(sizes[0])
         return at(
             largest_that_fits(sizes, lambda n: self._attempt(at(n)), start=now, limit=self.limit)
@@ -235,7 +235,7 @@ class _Trial:
         """Try a variant; one whose tensors alone are too much is not replayed, nor traced twice."""
         if (scenario := _shortened(scenario)).job not in self.results:
             plain = scenario.job.model_copy(update={"expandable_segments": False})
-            requested = max(self.floor.bytes(plain), self.requested.get(plain, 0))
+            requested = max(self.lower_bound.bytes(plain), self.requested.get(plain, 0))
             if self.limit is None or requested <= self.limit:
                 tape = self._tape(scenario)
                 requested = self.requested[plain] = tape.peak_requested_bytes()

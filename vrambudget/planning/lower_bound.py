@@ -21,7 +21,7 @@ _TRAINED_BY = ("mode", "lora_rank", "lora_targets", "freeze", "quant")
 _KEPT_BY = (*_TRAINED_BY, "optimizer", "torch")
 
 
-class Floor:
+class LowerBound:
     """Lower bounds of the requested bytes of a scenario's variants."""
 
     def __init__(self, traced: Traced) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from vrambudget.planning.plan import Wish
 
 
-class Taken(NamedTuple):
+class Usage(NamedTuple):
     """What one rank of a job takes; where what tensors ask for is too much, only that."""
 
     peak_bytes: int  # reserved
@@ -90,7 +90,7 @@ class Planner:
         self.scenario, self.wish, self.gpu, self.progress = scenario, wish, scenario.gpu, progress
         self.limit = self.gpu.available_bytes - wish.margin_bytes
         self.tried: dict[tuple[str, int], Job | None] = {}
-        self.taken: dict[Job, Taken] = {}
+        self.usage: dict[Job, Usage] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
         self.modelled_layouts = set[str]()
         self.parameters = count_parameters(scenario)
@@ -154,7 +154,7 @@ class Planner:
             times = job.grad_accum if each is None else each // batch
             base = variant(replace(self.scenario, job=job), batch=batch)
             tried[batch] = variant(base, grad_accum=times).job
-            return Try(*self._taken(tried[batch])[:3])
+            return Try(*self._usage(tried[batch])[:3])
 
         sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
         batch = largest_that_fits(sizes, attempt, start=sizes[0], limit=self.limit)
@@ -166,12 +166,12 @@ class Planner:
 
     def _of_all_ranks(self, layout: LayoutChoice, job: Job) -> Choice | None:
         """Return a layout if it fits all ranks."""
-        first = self._taken(job)
+        first = self._usage(job)
         others = (job.model_copy(update={"rank": rank}) for rank in first.others if first.fits)
-        ranks = [first, *map(self._taken, others)]
-        if not all(taken.fits for taken in ranks):
+        ranks = [first, *map(self._usage, others)]
+        if not all(usage.fits for usage in ranks):
             return None
-        return self._of(layout, job, max(ranks, key=lambda taken: taken.peak_bytes))
+        return self._of(layout, job, max(ranks, key=lambda usage: usage.peak_bytes))
 
     def _ways(self, gpus: int) -> list[LayoutChoice]:
         has_bfloat16 = self.gpu.compute_capability >= FIRST_WITH_BFLOAT16
@@ -218,7 +218,7 @@ class Planner:
         fits = (
             least_bytes(job, self.parameters, trainable) <= room
             and self.few_layers.least_bytes(job) <= room
-            and self._taken(job).fits
+            and self._usage(job).fits
         )
         self.modelled_layouts.add(layout.name)
         return job if fits else None
@@ -230,45 +230,45 @@ class Planner:
         except NotModelledError:
             return True
 
-    def _taken(self, job: Job) -> Taken:
+    def _usage(self, job: Job) -> Usage:
         """Return what a job's rank takes; of a step that is divided, a few micro-batches tell."""
         if self.wish.per_step is not None:
             job = job.model_copy(update={"grad_accum": min(job.grad_accum, MOST_TRACED)})
-        if job not in self.taken:
+        if job not in self.usage:
             self.progress()
-            self.taken[job] = self._simulated(job)
-        return self.taken[job]
+            self.usage[job] = self._simulated(job)
+        return self.usage[job]
 
-    def _simulated(self, job: Job) -> Taken:
+    def _simulated(self, job: Job) -> Usage:
         made = simulate(self.scenario.config, job, self.scenario.platform)
         rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
         room, requested = self._room(job), made.tape.peak_requested_bytes(built(made.tape))
         if not (fits := requested <= room):
-            return Taken(requested, 0, fits, *rest)
+            return Usage(requested, 0, fits, *rest)
         replayed = replay(made.tape)
         reserved = replayed.peak.reserved_bytes
-        return Taken(reserved, model_bytes(replayed.breakdown), reserved <= room, *rest)
+        return Usage(reserved, model_bytes(replayed.breakdown), reserved <= room, *rest)
 
     def _room(self, job: Job) -> int:
         """Return what PyTorch has beside NCCL's buffers at their largest, and the margin."""
         return self.limit - nccl(job)[1][1]
 
-    def _of(self, layout: LayoutChoice, job: Job, taken: Taken) -> Choice:
+    def _of(self, layout: LayoutChoice, job: Job, usage: Usage) -> Choice:
         nccl_bytes = nccl(job)[1][1]
-        moved = traffic(job, self._sizes(taken))
+        moved = traffic(job, self._sizes(usage))
         slower = job.checkpointing != "none" or job.cpu_offload
         return Choice(
             layout=layout.name,
             gpus=layout.gpus,
             trains=layout.trains,
             costs=(Cost.SPEED,) * slower + (Cost.NUMERICS,) * (layout.trains != "full"),
-            peak_bytes=taken.peak_bytes + self.gpu.context_bytes,
-            left_bytes=self.gpu.available_bytes - taken.peak_bytes - nccl_bytes,
+            peak_bytes=usage.peak_bytes + self.gpu.context_bytes,
+            left_bytes=self.gpu.available_bytes - usage.peak_bytes - nccl_bytes,
             nccl_bytes=nccl_bytes,
             global_batch=global_batch(job),
             network_bytes=moved.network_bytes,
             sent_per_sequence_bytes=moved.network_bytes // global_batch(job),
-            host_bytes=taken.host_bytes,
+            host_bytes=usage.host_bytes,
             copied_bytes=moved.host_bytes,
             recomputes=job.checkpointing != "none",
             fields=fields_of(self.scenario, job),
@@ -288,10 +288,10 @@ class Planner:
         """Return what each GPU computes of a sequence's forward pass that is run again."""
         return (self.scenario.job.block or 1) * 2 * self.parameters / gpus
 
-    def _sizes(self, taken: Taken) -> Sizes:
+    def _sizes(self, usage: Usage) -> Sizes:
         """Return what of the model decides what is sent; only cut ones have to have it."""
         config = self.scenario.config
         names = ("num_hidden_layers", "hidden_size", "vocab_size")
         if config.model_type == "titan":
             names = ("n_layers", "dim", "vocab_size")
-        return Sizes(taken.parameters, taken.trainable, *(getattr(config, n, 0) for n in names))
+        return Sizes(usage.parameters, usage.trainable, *(getattr(config, n, 0) for n in names))

@@ -29,7 +29,7 @@ from vrambudget.config.settings import show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.processes import progress, side_by_side
-from vrambudget.planning.sweep_plan import Gpus, Place, SweepPlan, make_plan
+from vrambudget.planning.sweep_plan import Gpus, Slot, SweepPlan, make_plan
 
 if TYPE_CHECKING:
     from vrambudget.config.sweep_fields import SweepFields
@@ -128,15 +128,15 @@ def _point_by_point(plan: SweepPlan, by: By) -> tuple[list[Any], Callable[[Any],
 
 def _records(plan: SweepPlan, by: By, found: list[list[Any]]) -> Iterator[Record]:
     measures = _replayed if by == "replay" else _requested
-    for places in plan.combinations:
-        task = plan.settings[places[0].setting].scenario
+    for slots in plan.combinations:
+        task = plan.settings[slots[0].setting].scenario
         settings = {name: _plain(getattr(task.job, name)) for name in plan.columns}
-        columns = [(_of_gpu(place.gpu), place, found[place.setting]) for place in places]
+        columns = [(_of_gpu(slot.gpu), slot, found[slot.setting]) for slot in slots]
         own = (task.job.batch, task.job.block)
         for index, (batch, block) in enumerate([own] if plan.is_of_generations else plan.points):
             point = {"model": task.model, "batch": batch, "block": block, **settings}
-            for gpu, place, results in columns:
-                yield {**point, **gpu, **measures(place, results[index])}
+            for gpu, slot, results in columns:
+                yield {**point, **gpu, **measures(slot, results[index])}
 
 
 def _plain(value: Any) -> Any:
@@ -150,13 +150,13 @@ def _of_gpu(gpu: Gpu | None) -> Record:
     }
 
 
-def _requested(place: Place, requested_bytes: int) -> Record:
-    cannot = place.gpu is not None and requested_bytes > place.gpu.available_bytes
+def _requested(slot: Slot, requested_bytes: int) -> Record:
+    cannot = slot.gpu is not None and requested_bytes > slot.gpu.available_bytes
     return {"peak_requested_bytes": requested_bytes, "fits": False if cannot else None}
 
 
-def _replayed(place: Place, outcome: Any) -> Record:
-    peak, gpu = outcome.peak, place.gpu
+def _replayed(slot: Slot, outcome: Any) -> Record:
+    peak, gpu = outcome.peak, slot.gpu
     return {
         "peak_requested_bytes": peak.requested_bytes,
         "peak_allocated_bytes": peak.allocated_bytes,
@@ -165,5 +165,5 @@ def _replayed(place: Place, outcome: Any) -> Record:
         "peak_phase": peak.phase,
         "peak_operation": peak.operation,
         "headroom_bytes": gpu.available_bytes - peak.reserved_bytes if gpu else None,
-        "fits": outcome.fits[place.position] if gpu else None,
+        "fits": outcome.fits[slot.position] if gpu else None,
     }

@@ -36,7 +36,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slot:
     """Where a GPU's numbers are: the setting, and the GPU's place among the setting's."""
 
     setting: int
@@ -49,7 +49,7 @@ class SweepPlan:
     """What is to be computed, and in which order the records come."""
 
     settings: tuple[Setting, ...]
-    combinations: tuple[tuple[Place, ...], ...]  # the GPUs, in order, for each combination
+    combinations: tuple[tuple[Slot, ...], ...]  # the GPUs, in order, for each combination
     points: tuple[tuple[int, int], ...]  # (batch, block)
     columns: tuple[str, ...]  # fields of the job
     is_of_generations: bool = False  # each setting has its own batch and lengths, and no points
@@ -73,7 +73,7 @@ def make_plan(model: ModelSource, gpu: Gpus, fields: Mapping[str, Any]) -> Sweep
     )
     settings: list[Setting] = []
     return SweepPlan(
-        combinations=tuple(tuple(_places(scenario, gpus, settings)) for scenario in tasks),
+        combinations=tuple(tuple(_slots(scenario, gpus, settings)) for scenario in tasks),
         settings=tuple(settings),
         points=tuple(itertools.product(batches, blocks)),
         columns=tuple(name for name in Job.model_fields if name in {*_ALWAYS, *others}),
@@ -93,7 +93,7 @@ def _plan_of_generations(
     settings: list[Setting] = []
     shown = {*_ALWAYS, "prompt", "new", *several} - {"batch", "block", "optimizer"}
     return SweepPlan(
-        combinations=tuple(tuple(_places(scenario, gpus, settings)) for scenario in tasks),
+        combinations=tuple(tuple(_slots(scenario, gpus, settings)) for scenario in tasks),
         settings=tuple(settings),
         points=((0, 0),),
         columns=tuple(name for name in Job.model_fields if name in shown),
@@ -164,7 +164,7 @@ def _checked(tasks: Sequence[Scenario], name: str, value: Any) -> int:
     return size
 
 
-def _places(scenario: Scenario, gpus: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Place]:
+def _slots(scenario: Scenario, gpus: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Slot]:
     """Yield where each GPU's numbers will be; a setting for each kind of kernels is added."""
     kinds: dict[Platform, list[Gpu]] = {}
     for gpu in gpus:
@@ -173,7 +173,7 @@ def _places(scenario: Scenario, gpus: tuple[Gpu, ...], settings: list[Setting]) 
     settings.extend(Setting(replace(scenario, gpu=same[0]), tuple(same)) for same in kinds.values())
     for gpu in gpus:
         kind = replace(scenario, gpu=gpu).platform
-        yield Place(numbers[kind], gpu, kinds[kind].index(gpu))
+        yield Slot(numbers[kind], gpu, kinds[kind].index(gpu))
     if not gpus:
         settings.append(Setting(scenario, ()))
-        yield Place(len(settings) - 1, None, 0)
+        yield Slot(len(settings) - 1, None, 0)

@@ -63,10 +63,10 @@ class Bound:
         count = len(general.outs)
         if len(names) != count:
             raise VramBudgetError(f"effects {number} make {count} tensors, not {len(names)}")
-        taken = _Taken(groups)
+        arguments = _Arguments(groups)
 
         def step(env: Env, _run: Any) -> None:
-            for name, y in zip(names, general(taken(env)), strict=True):
+            for name, y in zip(names, general(arguments(env)), strict=True):
                 env[name] = y
 
         return step
@@ -79,23 +79,23 @@ class Bound:
         if module is not None:
             return _of_module(path, args[module], outs)
         run = self._values.function(name)
-        taken = _Taken(args)
+        arguments = _Arguments(args)
         if name == "dropout.dropout":
-            return _dropout(run, taken, args, outs, path)
+            return _dropout(run, arguments, args, outs, path)
         if "dropout" in options and name.startswith("attention"):
-            return _attention(run, taken, options, outs)
-        given = _Taken(list(options.values())) if options else None
+            return _attention(run, arguments, options, outs)
+        given = _Arguments(list(options.values())) if options else None
         keys = list(options)
         if isinstance(outs, str) and given is None:
 
             def simple(env: Env, _run: Any) -> None:
-                env[outs] = run(*taken(env))
+                env[outs] = run(*arguments(env))
 
             return simple
 
         def step(env: Env, _run: Any) -> None:
             named = {} if given is None else dict(zip(keys, given(env), strict=True))
-            _put(env, outs, run(*taken(env), **named))
+            _put(env, outs, run(*arguments(env), **named))
 
         return step
 
@@ -146,7 +146,7 @@ def _is_name(value: Any) -> bool:
     return type(value) is str and (value[:1] == "@" or is_tensor(value))
 
 
-class _Taken:
+class _Arguments:
     """A call's arguments, with the tensors of an environment in their names' place."""
 
     __slots__ = ("_fixed", "_names", "_nested")
@@ -155,7 +155,7 @@ class _Taken:
         self._fixed = [None if _is_name(x) else x for x in args]
         self._names = [(i, x) for i, x in enumerate(args) if _is_name(x)]
         self._nested = [
-            (i, _Taken(x)) for i, x in enumerate(args) if isinstance(x, list) and _holds_name(x)
+            (i, _Arguments(x)) for i, x in enumerate(args) if isinstance(x, list) and _holds_name(x)
         ]
 
     def __call__(self, env: Env) -> list[Any]:
@@ -187,29 +187,29 @@ def _of_module(path: str, x: str, outs: str) -> Step:
 
 
 def _dropout(
-    function: Callable[..., Any], taken: _Taken, args: list[Any], outs: str, path: str
+    function: Callable[..., Any], arguments: _Arguments, args: list[Any], outs: str, path: str
 ) -> Step:
     rate = args[1]
 
     def step(env: Env, state: Any) -> None:
         module = state.modules.get(path)  # one that a loop switched off has a rate of its own
         own = rate if module is None else vars(module).get("p", rate)
-        env[outs] = function(taken(env)[0], own, training=state.run.training)
+        env[outs] = function(arguments(env)[0], own, training=state.run.training)
 
     return step
 
 
 def _attention(
-    function: Callable[..., Any], taken: _Taken, options: dict[str, Any], outs: Any
+    function: Callable[..., Any], arguments: _Arguments, options: dict[str, Any], outs: Any
 ) -> Step:
     rate = options["dropout"]
-    given = _Taken(list(options.values()))
+    given = _Arguments(list(options.values()))
     keys = list(options)
 
     def step(env: Env, state: Any) -> None:
         named = dict(zip(keys, given(env), strict=True))
         named["dropout"] = rate if state.run.training else 0.0
-        _put(env, outs, function(*taken(env), **named))
+        _put(env, outs, function(*arguments(env), **named))
 
     return step
 

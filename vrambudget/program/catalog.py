@@ -15,7 +15,7 @@ from vrambudget.files import read_file
 from vrambudget.program.config import ProgramConfig, configured
 from vrambudget.program.form import HEAD, Program, Variant
 from vrambudget.program.keys import bound_keys
-from vrambudget.program.reading import judging, read
+from vrambudget.program.reading import named_errors, read
 
 RECORDED = Path(__file__).parent / "recorded"
 SUFFIX = ".program"
@@ -95,7 +95,7 @@ def config_of_file(path: Path) -> ProgramConfig:
     if not isinstance(own, dict):
         raise VramBudgetError("the program does not say for which sizes it is", where=str(path))
     name = str(program.source.get("model_type", path.stem))
-    with judging(str(path)):
+    with named_errors(str(path)):
         return of_programs({"model_type": name, **own}, [program])
 
 

@@ -16,7 +16,7 @@ from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Field, show
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
-from vrambudget.config.versions import as_numbers, followed_version
+from vrambudget.config.versions import as_numbers, checked_version
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError
@@ -26,7 +26,7 @@ from vrambudget.program.form import Program, Variant
 from vrambudget.program.guards import check_guards, derive
 from vrambudget.program.keys import TRACED, bound_keys, said_by, skipped_at_random, unknown_in
 from vrambudget.program.player import Played
-from vrambudget.program.reading import judging
+from vrambudget.program.reading import named_errors
 from vrambudget.program.values import Values
 from vrambudget.training.inputs import Input
 
@@ -45,7 +45,7 @@ class ProgramConfig(ModelConfig):
     loads_in_4bit = False
 
     @property
-    def followed_in(self) -> tuple[str, ...]:  # type: ignore[override]
+    def checked_with(self) -> tuple[str, ...]:  # type: ignore[override]
         """The versions of transformers whose code was recorded, the oldest first."""
         if self.programs and {"timm", "ultralytics"} & self.first.source.keys():
             return ()
@@ -69,7 +69,7 @@ class ProgramConfig(ModelConfig):
     @property
     def checkpointing(self) -> tuple[str, ...]:  # type: ignore[override]
         """The ways of checkpointing that its code has."""
-        with self.judged():
+        with self.named_errors():
             return ("none", "full") if any(row[5] for row in self.first.stacks) else ("none",)
 
     @property
@@ -149,9 +149,9 @@ class ProgramConfig(ModelConfig):
                 f"checkpointing {job.checkpointing} is not modelled for {self.model_type}",
                 hint=f"it has {', '.join(self.checkpointing)}",
             )
-        followed = followed_version(job.transformers, self.followed_in)
+        checked = checked_version(job.transformers, self.checked_with)
         programs = tuple(
-            each for each in self.programs if followed in each.when.get("transformers", [followed])
+            each for each in self.programs if checked in each.when.get("transformers", [checked])
         )
         keys = dict(self.keys)
         if job.image_size and not self.is_file:  # its table of positions is as large
@@ -187,16 +187,16 @@ class ProgramConfig(ModelConfig):
         for variant in self.programs:
             try:
                 self._hold(variant, task)
-                with self.judged():
+                with self.named_errors():
                     return variant.program, self._sizes(variant.program)
             except NotModelledError as error:
                 refusal = refusal or error
         assert refusal is not None  # noqa: S101 - there is a program
         raise refusal
 
-    def judged(self) -> AbstractContextManager[None]:
+    def named_errors(self) -> AbstractContextManager[None]:
         """Return what the program is simulated in."""
-        return judging(self.first.where)
+        return named_errors(self.first.where)
 
     def _hold(self, variant: Variant, task: Task) -> None:
         """Raise NotModelledError where a variant is of another job."""

@@ -15,7 +15,7 @@ from vrambudget.models.parts.attention import EagerAttention, attend, eager_atte
 from vrambudget.models.parts.cache import Cache
 from vrambudget.program.bound import Bound, Env, Step
 from vrambudget.program.form import Program, Row, with_paths
-from vrambudget.program.layers import ENDS, Run, State, steps_of
+from vrambudget.program.layers import ENDS, Forward, State, steps_of
 from vrambudget.program.unfold import makes, reads
 from vrambudget.program.values import Values
 
@@ -120,7 +120,7 @@ class Part:
             bound = _LayerBound(self._program, values, self._kinds)
             rows = self._rows_for(state.said, training=training)
             self._steps[key] = state.sizes, [*steps_of(bound, rows)]
-        outer, state.run = state.run, Run(before[0], before[1], before[2], training)
+        outer, state.run = state.run, Forward(before[0], before[1], before[2], training)
         try:
             for step in self._steps[key][1]:
                 step(env, state)

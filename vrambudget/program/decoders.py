@@ -71,7 +71,7 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "heads_share_width": source["width"] == "shared",
         "aliases": {**bases[0].aliases, **source.get("aliases", {})},
         "special_tokens": source["special_tokens"],
-        "followed_in": tuple(source["followed_in"]),
+        "checked_with": tuple(source["followed_in"]),
         "ignored_keys": bases[0].ignored_keys | set(source["ignored"]),
     }
     own |= {key: source[key] for key in _OF_CLASS & source.keys()}

@@ -23,7 +23,7 @@ from vrambudget.tape.events import Purpose
 
 
 @dataclass(slots=True)
-class Run:
+class Forward:
     """What one forward pass runs in."""
 
     purpose: Purpose
@@ -40,7 +40,7 @@ class State:
     modules: dict[str, Module] = field(default_factory=dict)
     paths: dict[str, int] = field(default_factory=dict)
     blocks: dict[str, Block] = field(default_factory=dict)  # of layers, by path
-    run: Run | None = None
+    run: Forward | None = None
     entered: Callable[[str], None] | None = None  # hears whose instructions follow
 
     def prepare(self, model: Module) -> None:
@@ -156,7 +156,7 @@ class PlayedLayer(CheckpointedLayer):
         assert run is not None  # noqa: S101 - a pass runs
         before = context.purpose, context.grad_enabled, context.autocast
         if isinstance(context.frame, Recomputation):
-            state.run = Run(run.purpose, True, context.autocast, run.training)  # noqa: FBT003
+            state.run = Forward(run.purpose, True, context.autocast, run.training)  # noqa: FBT003
         env = state.parameters(block.fixed)
         env.update(zip(block.inputs, inputs, strict=True))
         try:

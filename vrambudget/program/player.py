@@ -25,7 +25,7 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.program.bound import Bound, Env
 from vrambudget.program.form import COUNT, Program, Row, with_paths
 from vrambudget.program.guards import check_guards, derive
-from vrambudget.program.layers import Block, PlayedLayer, Run, State
+from vrambudget.program.layers import Block, Forward, PlayedLayer, State
 from vrambudget.program.unfold import Stack, Unfolded, unfolded
 from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose, Storage
@@ -129,7 +129,7 @@ class Played(Module):
         del batch, given
         state = self._state
         state.prepare(self)
-        state.run = Run(context.purpose, context.grad_enabled, context.autocast, self.training)
+        state.run = Forward(context.purpose, context.grad_enabled, context.autocast, self.training)
         before = context.purpose, context.grad_enabled, context.autocast, context.tape.module
         try:
             for block in blocks:

@@ -36,7 +36,7 @@ MISFITS = (
 
 
 @contextmanager
-def judging(where: str) -> Iterator[None]:
+def named_errors(where: str) -> Iterator[None]:
     """Make an error of lines that do not fit together one that names the program."""
     try:
         yield

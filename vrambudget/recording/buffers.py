@@ -7,7 +7,7 @@ import torch
 
 from vrambudget.engine.context import context
 from vrambudget.recording.listener import Phase
-from vrambudget.recording.raw import Layout
+from vrambudget.recording.raw import TensorLayout
 from vrambudget.traced import derived, kernels
 from vrambudget.traced.products import PRODUCTS
 from vrambudget.traced.tensor import dtype_of
@@ -56,7 +56,7 @@ def _kernel(name: str, args: Any) -> tuple[str | None, tuple[Any, ...]]:
 
 def _layout(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        return Layout(tuple(x.shape), dtype_of(x.dtype), tuple(x.stride()))
+        return TensorLayout(tuple(x.shape), dtype_of(x.dtype), tuple(x.stride()))
     if isinstance(x, list | tuple):
         return [_layout(item) for item in x]
     return x if isinstance(x, bool | int | float | str) or x is None else None

@@ -1,4 +1,4 @@
-"""Calls by the general rule (traced.derived), written down as effects.
+"""Calls by the general rule (traced.meta_fallback), written down as effects.
 
 A call is what it allocates, saves and frees, the nodes that it leaves, and the same for each node's
 backward. `patches` puts the listening around the tracer's own methods while a model is recorded.

@@ -12,7 +12,7 @@ from vrambudget.dtypes import DType
 from vrambudget.errors import VramBudgetError
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.listener import Listener
-from vrambudget.recording.raw import Effects, Layout, Lies, Name, State, Thing
+from vrambudget.recording.raw import Effects, Lies, Name, State, TensorLayout, Thing
 from vrambudget.recording.sized import Size
 
 Precision = tuple[str, str]
@@ -56,7 +56,7 @@ class Merger:
             return "~" + self._type([x.name for x in values], where)
         if isinstance(first, Lies):
             return self._lies(values, where)
-        if isinstance(first, Layout):
+        if isinstance(first, TensorLayout):
             parts = zip(*values, strict=True)
             return {"layout": [self.merge(part, where) for part in parts]}
         if isinstance(first, Thing):

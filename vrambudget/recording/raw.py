@@ -17,7 +17,7 @@ class Thing(NamedTuple):
     fields: list[Any]
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """How an operand of a kernel lies."""
 
     shape: tuple[int, ...]

@@ -152,7 +152,7 @@ def bins(start: int, stop: int, count: int) -> list[range]:
 
 def _allocated(tape: Tape) -> list[int]:
     """Return allocated bytes after each event."""
-    if not tape.is_plain:
+    if not tape.is_fast:
         return [allocated for allocated, _ in levels(tape, range(len(tape.events)))]
     allocator = allocator_for(tape)
     for _ in run(tape, allocator):

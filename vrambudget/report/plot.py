@@ -18,53 +18,53 @@ _GPU_IN_SIGHT = 2  # a GPU larger than this many times the peak would flatten th
 _TICKS = 6
 
 
-def plot(drawn: MemoryCurve, unit: str, available_bytes: int | None) -> str:
+def plot(curve: MemoryCurve, unit: str, available_bytes: int | None) -> str:
     """Return the figure: zoom buttons, the drawing, its labels, and room for what is pointed at."""
-    top = _top(drawn, available_bytes)
-    count = len(drawn.columns)
+    top = _top(curve, available_bytes)
+    count = len(curve.columns)
     labels = "".join(
         (
             *_ticks(top, unit),
-            *_phases(drawn),
-            *_steps(drawn),
-            *_markers(drawn, top, unit, available_bytes),
+            *_phases(curve),
+            *_steps(curve),
+            *_markers(curve, top, unit, available_bytes),
         )
     )
     return (
-        f'<div id="zoom">{_buttons(drawn)}<span>dashed: reserved; drag: zoom</span></div>'
+        f'<div id="zoom">{_buttons(curve)}<span>dashed: reserved; drag: zoom</span></div>'
         f'<figure id="timeline" data-columns="{count}">'
         f'<svg viewBox="0 0 {count} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">'
-        f"{''.join(_areas(drawn, top))}{_reserved(drawn, top)}{_borders(drawn)}</svg>"
-        f'{labels}<div id="cursor"></div></figure>{_legend(drawn)}'
-        f'<div id="moment">{_moment(drawn, unit)}</div>'
+        f"{''.join(_areas(curve, top))}{_reserved(curve, top)}{_borders(curve)}</svg>"
+        f'{labels}<div id="cursor"></div></figure>{_legend(curve)}'
+        f'<div id="moment">{_moment(curve, unit)}</div>'
     )
 
 
-def _legend(drawn: MemoryCurve) -> str:
+def _legend(curve: MemoryCurve) -> str:
     """Return the names of parts that are drawn and not alive at the peak, whose legend is above."""
-    peak = drawn.columns[drawn.peak]
+    peak = curve.columns[curve.peak]
     shown = [
         name
-        for n, name in enumerate(drawn.parts)
-        if not peak.parts[n] and any(column.parts[n] for column in drawn.columns)
+        for n, name in enumerate(curve.parts)
+        if not peak.parts[n] and any(column.parts[n] for column in curve.columns)
     ]
     items = (f'<li><i style="background:var(--{slug(name)})"></i>{name}</li>' for name in shown)
     return f'<ul class="legend">{"".join(items)}</ul>' if shown else ""
 
 
-def _top(drawn: MemoryCurve, available_bytes: int | None) -> float:
-    highest = max(column.reserved_bytes for column in drawn.columns)
+def _top(curve: MemoryCurve, available_bytes: int | None) -> float:
+    highest = max(column.reserved_bytes for column in curve.columns)
     if available_bytes is not None and available_bytes <= _GPU_IN_SIGHT * highest:
         highest = max(highest, available_bytes)
     return highest * _AIR
 
 
-def _areas(drawn: MemoryCurve, top: float) -> Iterator[str]:
+def _areas(curve: MemoryCurve, top: float) -> Iterator[str]:
     """Yield one path per part, stacked on the parts before it."""
-    below = [0] * len(drawn.columns)
-    for name in stacked(drawn.parts):
-        part = drawn.parts.index(name)
-        above = [low + column.parts[part] for low, column in zip(below, drawn.columns, strict=True)]
+    below = [0] * len(curve.columns)
+    for name in stacked(curve.parts):
+        part = curve.parts.index(name)
+        above = [low + column.parts[part] for low, column in zip(below, curve.columns, strict=True)]
         if above != below:
             outline = f"{_line(above, top)}L{_line(below, top, back=True)[1:]}Z"
             yield f'<path d="{outline}" fill="var(--{slug(name)})"/>'
@@ -83,13 +83,13 @@ def _line(values: Sequence[int], top: float, *, back: bool = False) -> str:
     return "M" + " ".join(f"{x},{y}" for x, y in (reversed(corners) if back else corners))
 
 
-def _reserved(drawn: MemoryCurve, top: float) -> str:
-    line = _line([column.reserved_bytes for column in drawn.columns], top)
+def _reserved(curve: MemoryCurve, top: float) -> str:
+    line = _line([column.reserved_bytes for column in curve.columns], top)
     return f'<path d="{line}" class="reserved"/>'
 
 
-def _borders(drawn: MemoryCurve) -> str:
-    path = "".join(f"M{span.start},0V{_HEIGHT}" for span in drawn.spans[1:])
+def _borders(curve: MemoryCurve) -> str:
+    path = "".join(f"M{span.start},0V{_HEIGHT}" for span in curve.spans[1:])
     return f'<path d="{path}" class="border"/>'
 
 
@@ -107,34 +107,34 @@ def _round_step(least: float) -> float:
     return next((k * power for k in (1, 2, 5) if k * power >= least), 10 * power)
 
 
-def _phases(drawn: MemoryCurve) -> Iterator[str]:
-    for span in drawn.spans:
+def _phases(curve: MemoryCurve) -> Iterator[str]:
+    for span in curve.spans:
         text = phase_text(span.phase)
         yield f'<div class="phase" {_place(span.start, span.stop)} title="{text}">{text}</div>'
 
 
-def _steps(drawn: MemoryCurve) -> Iterator[str]:
-    for step, start, stop in _step_spans(drawn):
+def _steps(curve: MemoryCurve) -> Iterator[str]:
+    for step, start, stop in _step_spans(curve):
         text = f"step {step + 1}"
         yield f'<div class="step" {_place(start, stop)}>{text}</div>'
 
 
-def _step_spans(drawn: MemoryCurve) -> list[tuple[int, int, int]]:
+def _step_spans(curve: MemoryCurve) -> list[tuple[int, int, int]]:
     spans: dict[int, list[PhaseSpan]] = {}
-    for span in drawn.spans:
+    for span in curve.spans:
         spans.setdefault(span.step, []).append(span)
     return [(step, found[0].start, found[-1].stop) for step, found in spans.items()]
 
 
-def _markers(drawn: MemoryCurve, top: float, unit: str, limit: int | None) -> Iterator[str]:
-    peak = drawn.columns[drawn.peak]
+def _markers(curve: MemoryCurve, top: float, unit: str, limit: int | None) -> Iterator[str]:
+    peak = curve.columns[curve.peak]
     text = f"peak {format_bytes(peak.allocated_bytes, unit)}"
-    yield _marker("peak", drawn.peak, peak.allocated_bytes / top, text)
+    yield _marker("peak", curve.peak, peak.allocated_bytes / top, text)
     if limit is not None and limit <= top:
         text = f"available to PyTorch on this GPU: {format_bytes(limit, unit)}"
         yield f'<div class="room" style="bottom:{limit / top:.2%}"><b>{text}</b></div>'
-    if drawn.out_of_memory is not None and limit is not None:
-        yield _marker("full", drawn.out_of_memory, limit / top, "out of memory here")
+    if curve.out_of_memory is not None and limit is not None:
+        yield _marker("full", curve.out_of_memory, limit / top, "out of memory here")
 
 
 def _marker(kind: str, column: int, height: float, text: str) -> str:
@@ -146,21 +146,21 @@ def _place(start: int, stop: int) -> str:
     return f'data-from="{start}" data-to="{stop}"'
 
 
-def _buttons(drawn: MemoryCurve) -> str:
-    whole = f'<button {_place(0, len(drawn.columns))} aria-pressed="true">all steps</button>'
+def _buttons(curve: MemoryCurve) -> str:
+    whole = f'<button {_place(0, len(curve.columns))} aria-pressed="true">all steps</button>'
     return whole + "".join(
         f"<button {_place(start, stop)}>step {step + 1}</button>"
-        for step, start, stop in _step_spans(drawn)
+        for step, start, stop in _step_spans(curve)
     )
 
 
-def _moment(drawn: MemoryCurve, unit: str) -> str:
+def _moment(curve: MemoryCurve, unit: str) -> str:
     """Return the moment of the peak, which is shown until the reader points at another."""
-    column, span = drawn.columns[drawn.peak], drawn.span_of(drawn.peak)
+    column, span = curve.columns[curve.peak], curve.span_of(curve.peak)
     rows = "".join(
         f"<li>{count} x {escape(group.description)}:"
         f" {format_bytes(count * group.size_bytes, unit)}</li>"
-        for group, count in ((drawn.groups[g], n) for g, n in column.largest)
+        for group, count in ((curve.groups[g], n) for g, n in column.largest)
     )
     where = f"step {span.step + 1}, {phase_text(span.phase)}, {escape(column.operation)}"
     return f"<p>{where}</p><ul>{rows}</ul>"

@@ -27,15 +27,15 @@ def timeline(traced: Traced, kind: Kind) -> bytes:
     budget = traced.budget
     lines = ledger(budget)
     available_bytes = traced.available_bytes if budget.out_of_memory else None
-    drawn = memory_curve(traced.tape, traced.scenario.job, available_bytes)
+    curve = memory_curve(traced.tape, traced.scenario.job, available_bytes)
     figure = _figure()
     axes = figure.subplots()
-    _stack(axes, drawn, bytes_in(lines.amounts.unit))
+    _stack(axes, curve, bytes_in(lines.amounts.unit))
     axes.set_ylabel(lines.amounts.unit)
     axes.spines[["top", "right"]].set_visible(b=False)
-    _name_phases(axes, drawn)
-    _mark_peak(axes, drawn, lines.amounts.unit)
-    _mark_gpu(axes, drawn, traced.available_bytes, lines.amounts.unit)
+    _name_phases(axes, curve)
+    _mark_peak(axes, curve, lines.amounts.unit)
+    _mark_gpu(axes, curve, traced.available_bytes, lines.amounts.unit)
     _legend(axes)
     word, sentence = verdict(budget, lines)
     axes.set_title(f"{word}: {sentence}", loc="left", fontsize=12, fontweight="bold", pad=20)
@@ -63,11 +63,11 @@ def _figure() -> Any:
     return figure.Figure(figsize=_INCHES, layout="constrained")
 
 
-def _stack(axes: Any, drawn: MemoryCurve, unit_bytes: int) -> None:
-    count = len(drawn.columns)
-    last = drawn.columns[-1]
-    columns = [*drawn.columns, last]  # where the last column ends
-    names = [name for name in COLOURS if any(c.parts[PARTS.index(name)] for c in drawn.columns)]
+def _stack(axes: Any, curve: MemoryCurve, unit_bytes: int) -> None:
+    count = len(curve.columns)
+    last = curve.columns[-1]
+    columns = [*curve.columns, last]  # where the last column ends
+    names = [name for name in COLOURS if any(c.parts[PARTS.index(name)] for c in curve.columns)]
     axes.stackplot(
         range(count + 1),
         [[c.parts[PARTS.index(name)] / unit_bytes for c in columns] for name in names],
@@ -91,32 +91,32 @@ def _stack(axes: Any, drawn: MemoryCurve, unit_bytes: int) -> None:
     axes.set_ylim(0, _AIR * max(reserved))
 
 
-def _name_phases(axes: Any, drawn: MemoryCurve) -> None:
-    wide = [s for s in drawn.spans if s.stop - s.start >= _WIDE * len(drawn.columns)]
+def _name_phases(axes: Any, curve: MemoryCurve) -> None:
+    wide = [s for s in curve.spans if s.stop - s.start >= _WIDE * len(curve.columns)]
     middles = [(span.start + span.stop) / 2 for span in wide]
     names = [f"{phase_text(span.phase)}\nstep {span.step + 1}" for span in wide]
     axes.set_xticks(middles, names, fontsize=7.5)
     axes.tick_params(axis="x", length=0)
-    for span in drawn.spans[1:]:
+    for span in curve.spans[1:]:
         axes.axvline(span.start, color=_QUIET, lw=0.6, alpha=0.35)
 
 
-def _mark_peak(axes: Any, drawn: MemoryCurve, unit: str) -> None:
-    peak = drawn.columns[drawn.peak].allocated_bytes
+def _mark_peak(axes: Any, curve: MemoryCurve, unit: str) -> None:
+    peak = curve.columns[curve.peak].allocated_bytes
     text = f"peak {format_bytes(peak, unit)}"
-    _point(axes, drawn.peak, peak / bytes_in(unit), _INK, text)
+    _point(axes, curve.peak, peak / bytes_in(unit), _INK, text)
 
 
-def _mark_gpu(axes: Any, drawn: MemoryCurve, available_bytes: int | None, unit: str) -> None:
+def _mark_gpu(axes: Any, curve: MemoryCurve, available_bytes: int | None, unit: str) -> None:
     """Draw what the GPU has for PyTorch, if that is in range, and where it is full."""
-    highest = drawn.columns[-1].reserved_bytes
+    highest = curve.columns[-1].reserved_bytes
     if available_bytes is None or available_bytes > _GPU_IN_SIGHT * highest:
         return
     available = available_bytes / bytes_in(unit)
     axes.axhline(available, color=_BAD, lw=1.4, label="available on the GPU")
     axes.set_ylim(0, max(axes.get_ylim()[1], _AIR * available))
-    if drawn.out_of_memory is not None:
-        _point(axes, drawn.out_of_memory, available, _BAD, "out of memory here")
+    if curve.out_of_memory is not None:
+        _point(axes, curve.out_of_memory, available, _BAD, "out of memory here")
 
 
 def _legend(axes: Any) -> None:

@@ -13,7 +13,7 @@ def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAlloc
     gpu = tape.expandable_on_bytes
     if gpu is None and tape.driver_addresses == "linux":
         return _linux_allocator(tape, capacity_bytes)
-    if not tape.is_plain:
+    if not tape.is_fast:
         from vrambudget.tape import streams  # noqa: PLC0415
 
         if gpu is None:
@@ -22,9 +22,9 @@ def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAlloc
     if gpu is None and all(mark.steps is None for mark in tape.marks):
         return CachingAllocator(capacity_bytes)
     if gpu is None:
-        from vrambudget.tape.two_pools import TwoPools  # noqa: PLC0415
+        from vrambudget.tape.small_and_large_pools import SmallAndLargePools  # noqa: PLC0415
 
-        return TwoPools(capacity_bytes)
+        return SmallAndLargePools(capacity_bytes)
     from vrambudget.tape.expandable import ExpandableAllocator  # noqa: PLC0415
 
     return ExpandableAllocator(gpu, capacity_bytes)
@@ -36,4 +36,4 @@ def _linux_allocator(tape: Tape, capacity_bytes: int | None) -> CachingAllocator
         LinuxStreamAllocator,
     )
 
-    return (LinuxAllocator if tape.is_plain else LinuxStreamAllocator)(capacity_bytes)
+    return (LinuxAllocator if tape.is_fast else LinuxStreamAllocator)(capacity_bytes)

@@ -70,7 +70,7 @@ class Tape:
     expandable_on_bytes: int | None = None  # the GPU's memory, where PyTorch's segments expand
     driver_addresses: str = "rising"  # where the driver puts segments that do not expand
     last_step: "LastStep | None" = None  # which may be replayed again: `tape.settling`
-    is_plain: bool = True  # nothing but allocations and frees, all on the default stream
+    is_fast: bool = True  # nothing but allocations and frees, all on the default stream
     module: int = 0  # what storages are made by now; 0: by none
     stream_bits: int = 0  # what their events have for the stream that is current
 
@@ -82,7 +82,7 @@ class Tape:
     @stream.setter
     def stream(self, stream: int) -> None:
         self.stream_bits = stream_bits(stream)
-        self.is_plain = self.is_plain and not stream
+        self.is_fast = self.is_fast and not stream
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
         """Yield the events from position `start` to `stop`."""
@@ -99,14 +99,14 @@ class Tape:
     def changes(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield each event's storage, and 1 where its bytes come, -1 where they go, 0 otherwise."""
         numbers = islice(self.events, start, stop)
-        if self.is_plain:
+        if self.is_fast:
             return ((n, 1) if n >= 0 else (~n, -1) for n in numbers)
         return changes(numbers)
 
     def peak_requested_bytes(self, start: int = 0, end: int | None = None) -> Any:
         """Return the most bytes that are asked for at once, from `start` to `end`."""
         sizes = self.sizes
-        if self.is_plain:  # much of the time of a search; changes[~i] is what i's death changes
+        if self.is_fast:  # much of the time of a search; changes[~i] is what i's death changes
             changes = [*sizes, *(-size for size in reversed(sizes))]
             alive = accumulate(map(changes.__getitem__, self.events), initial=0)
         else:
@@ -115,7 +115,7 @@ class Tape:
 
     def alive_at(self, position: int) -> list[int]:
         """Return the storages that have bytes right after an event, those for longest first."""
-        if self.is_plain:
+        if self.is_fast:
             events = self.events[: position + 1]
             dead = {~event for event in events if event < 0}
             return [event for event in events if event >= 0 and event not in dead]
@@ -245,7 +245,7 @@ class Storage:
         self._note(EventKind.RECORD_STREAM, stream)
 
     def _note(self, kind: EventKind, stream: int = 0) -> None:
-        self.tape.is_plain = False
+        self.tape.is_fast = False
         self.events.append(encode(Event(kind, self.index, stream)))
 
 

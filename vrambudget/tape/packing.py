@@ -106,9 +106,9 @@ def changes(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield (number & mask, int(number < none)) if number >= 0 else (~number & mask, -1)
 
 
-def died_in(numbers: Iterable[int], *, is_plain: bool) -> set[int]:
-    """Return the storages that die in these events; of a plain tape (`Tape.is_plain`), sooner."""
-    if is_plain:
+def died_in(numbers: Iterable[int], *, is_fast: bool) -> set[int]:
+    """Return the storages that are freed in these events; sooner where `Tape.is_fast`."""
+    if is_fast:
         return {~number for number in numbers if number < 0}
     ends = EventKind.END << _KIND_BITS
     return {storage_of(number) for number in numbers if -SPECIAL <= number < 0 or number >= ends}
@@ -142,13 +142,13 @@ def pieces(
 
 
 def renamed(
-    numbers: Iterable[int], shift: int, first: int, others: Mapping[int, int], *, is_plain: bool
+    numbers: Iterable[int], shift: int, first: int, others: Mapping[int, int], *, is_fast: bool
 ) -> list[int]:
     """Return these events with storages from `first` on `shift` higher.
 
     Older ones are named as in `others`, or as they are; on a plain tape all that die are there.
     """
-    if is_plain:
+    if is_fast:
         last = ~first
         return [
             number + shift

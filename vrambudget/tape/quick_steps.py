@@ -15,9 +15,9 @@ from vrambudget.tape.allocator import SIZE_SHIFT, CachingAllocator
 from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
 from vrambudget.tape.run_steps import StepRunner, Watch
 from vrambudget.tape.segment_sizes import SMALL, units
+from vrambudget.tape.small_and_large_pools import SmallAndLargePools
 from vrambudget.tape.step_plans import PartOutcome, StepPart, StepPlan, Whole, planned
 from vrambudget.tape.steps import CARRIED, RepeatedStep, Steps
-from vrambudget.tape.two_pools import TwoPools
 
 
 def run_steps(
@@ -28,7 +28,7 @@ def run_steps(
     watch: Watch | None = None,
 ) -> None:
     """Run all steps, as if at an event of the tape. Raises OutOfDeviceMemoryError."""
-    kind: type[StepRunner] = _QuickRun if isinstance(allocator, TwoPools) else StepRunner
+    kind: type[StepRunner] = _QuickRun if isinstance(allocator, SmallAndLargePools) else StepRunner
     run = kind(steps, allocator, sizes, position)
     run.watch = watch
     run.run()
@@ -37,10 +37,10 @@ def run_steps(
 class _QuickRun(StepRunner):
     """Runs steps part by part, or as a whole where all parts were met together."""
 
-    allocator: TwoPools
+    allocator: SmallAndLargePools
 
     def __init__(
-        self, steps: Steps, allocator: TwoPools, sizes: Sequence[int], position: int
+        self, steps: Steps, allocator: SmallAndLargePools, sizes: Sequence[int], position: int
     ) -> None:
         super().__init__(steps, allocator, sizes, position)
         self.plans: dict[int, StepPlan] = {}

@@ -27,7 +27,7 @@ def place_of(tape: Tape) -> TapePlace:
 def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int) -> None:
     """Append events like these, with storages from `first` on `shift` higher, others as given.
 
-    Only frees are of others, and all events are of a plain tape (`Tape.is_plain`).
+    Only frees are of others, and all events are of a tape on the fast path (`Tape.is_fast`).
     """
     start, last = len(tape.events), ~first
     tape.events += [
@@ -51,14 +51,14 @@ def repeats(tape: Tape, before: TapePlace, here: TapePlace, end: TapePlace) -> b
         return False
     ours, theirs = _not_replayed_twice(tape, before, here, end)
     first = before.storage
-    found = sorted(i for i in died_in(ours, is_plain=tape.is_plain) if i < first)
-    left = sorted(i for i in died_in(theirs, is_plain=tape.is_plain) if i < middle)
+    found = sorted(i for i in died_in(ours, is_fast=tape.is_fast) if i < first)
+    left = sorted(i for i in died_in(theirs, is_fast=tape.is_fast) if i < middle)
     if len(found) != len(left) or (left and left[0] < first):
         return False
     moved = dict(zip(found, left, strict=True))
     if any(x[old] != x[new] for old, new in moved.items() for x in columns):
         return False
-    expected = renamed(ours, shift, first, moved, is_plain=tape.is_plain)
+    expected = renamed(ours, shift, first, moved, is_fast=tape.is_fast)
     return expected == theirs or _in_order(expected) == _in_order(theirs)
 
 

@@ -18,8 +18,8 @@ from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.full_gpu import OutOfDeviceMemoryError
+from vrambudget.tape.full_steps import full_steps
 from vrambudget.tape.marks import Mark, Phase
-from vrambudget.tape.room import full_steps
 from vrambudget.tape.steady import run
 
 _MAY_GROW = 5  # a fifth of what is reserved; of 351 records none grew by more than 16 %
@@ -36,7 +36,7 @@ class Replay(NamedTuple):
     unseen_step: int | None = None  # the peak is in this step, which is not on the tape
     after_step_bytes: int | None = None  # where steps have an end
     built_bytes: int = 0  # reserved once the model is built and the cache is emptied
-    is_settled: bool = True  # False: later steps may reserve more, and that may decide
+    is_steady: bool = True  # False: later steps may reserve more, and that may decide
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ def replay_for(tape: Tape, available_bytes: int | None, *, settles: bool = True)
         return settles and went_on[-1]
 
     replayed = replay(tape, may_decide)
-    return replayed if settles else replayed._replace(is_settled=not any(went_on))
+    return replayed if settles else replayed._replace(is_steady=not any(went_on))
 
 
 def replay(tape: Tape, may_decide: Callable[[int], bool] = lambda _: True) -> Replay:

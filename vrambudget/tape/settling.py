@@ -40,7 +40,7 @@ class Settling:
         self, tape: Tape, allocator: CachingAllocator, matters: Callable[[], bool]
     ) -> None:
         self._tape, self._allocator, last = tape, allocator, tape.last_step
-        self.is_over = last is None or not tape.is_plain or last.end != len(tape.events)
+        self.is_over = last is None or not tape.is_fast or last.end != len(tape.events)
         if last is None or self.is_over:
             return
         self._matters = matters
@@ -50,7 +50,7 @@ class Settling:
         self._marks = tape.marks[last.mark :]
         self._passes = sum(mark.phase == Phase.FORWARD for mark in self._marks) or 1
         self._storages = len(self._columns["sizes"])
-        died = died_in(self._events, is_plain=True)
+        died = died_in(self._events, is_fast=True)
         self._found = sorted(i for i in died if i < last.storage)
         self._stood: dict[int, tuple[object, list[object]]] = {}  # at the ends of steps
 
@@ -83,7 +83,7 @@ class Settling:
         tape, shift = self._tape, number * self._storages
         tape.last_step = None
         first = self._last.storage - self._storages
-        tape.events = tape.events + renamed(self._events, shift, first, {}, is_plain=True)
+        tape.events = tape.events + renamed(self._events, shift, first, {}, is_fast=True)
         for name, column in self._columns.items():
             setattr(tape, name, getattr(tape, name) + column)
         by = number * len(self._events)

@@ -103,6 +103,6 @@ class _Circles:
         On a plain tape they die in it.
         """
         first, events = self.tape.next_born(start), self.tape.events[start : start + length]
-        if self.tape.is_plain:
+        if self.tape.is_fast:
             return sorted(~event for event in events if ~first < event < 0)
         return sorted({i for i in map(storage_of, events) if i < first})

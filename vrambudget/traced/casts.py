@@ -9,7 +9,7 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import full_precision, lower_precision, to
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
-from vrambudget.traced.derived import mapped
+from vrambudget.traced.meta_fallback import mapped
 
 _LOWER = {
     *("conv1d", "conv2d", "conv3d", "convtbc", "convtranspose1d", "convtranspose2d"),

@@ -29,7 +29,7 @@ class TracedConfig(ModelConfig):
     keys: Mapping[str, Any] = Field(default_factory=dict, description="the configuration")
     job: Job | None = Field(None, description="what decides how the model is built")
 
-    followed_in = (plain_version(installed_version("transformers")) or "",)
+    checked_with = (plain_version(installed_version("transformers")) or "",)
     tasks = _ALL
     loads_in_4bit = False
 
@@ -57,7 +57,7 @@ class TracedConfig(ModelConfig):
     @property
     def job_defaults(self) -> dict[str, Any]:
         """Return what a job is, unless it says otherwise."""
-        return {"task": tasks_of(self.keys)[0], "transformers": self.followed_in[0] or None}
+        return {"task": tasks_of(self.keys)[0], "transformers": self.checked_with[0] or None}
 
     @property
     def keeps_cache(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from vrambudget.dtypes import bool_
 from vrambudget.errors import NotModelledError
-from vrambudget.traced.derived import mapped
+from vrambudget.traced.meta_fallback import mapped
 from vrambudget.traced.tensor import REHEARSE, TORCH_DTYPE, TracedTensor
 
 _MOST, _MOST_OF_MASKS = 2**22, 2**28  # elements that are worked out

@@ -4,7 +4,7 @@ no counted tensor, nothing on the GPU    torch itself, on the CPU
 an attribute                              answered
 a call that `traced.rules` knows          the operation in `ops`
 a function written in Python              its body, call by call
-any other                                 the general rule (traced.derived)
+any other                                 the general rule (traced.meta_fallback)
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.creation import made
 from vrambudget.traced import casts, known, regions
-from vrambudget.traced.derived import TorchCall, mapped
 from vrambudget.traced.hooks import LeafHooks
 from vrambudget.traced.lines import own_line, stack
+from vrambudget.traced.meta_fallback import TorchCall, mapped
 from vrambudget.traced.rules import ATTRIBUTES, RULES, WRITING
 from vrambudget.traced.tensor import GPU, TracedTensor, dtype_of, no_rule, traced_tensor
 

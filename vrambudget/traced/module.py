@@ -43,7 +43,7 @@ class ModuleConfig(ModelConfig):
 
     tasks = ("causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls")
     loads_in_4bit = False
-    followed_in = ()
+    checked_with = ()
 
     @property
     def default_block(self) -> int:

@@ -210,7 +210,7 @@ class BartConfig(EncoderDecoderConfig):
 
     special_tokens = 3
     forces_last_token = True
-    followed_in = ("5.17",)
+    checked_with = ("5.17",)
     ignored_keys = EncoderDecoderConfig.ignored_keys | {
         *("classifier_dropout", "classif_dropout", "add_bias_logits", "add_final_layer_norm"),
         *("normalize_before", "normalize_embedding", "static_position_embeddings"),

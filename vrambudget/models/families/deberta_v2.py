@@ -252,7 +252,7 @@ class DebertaV2Config(BertLike):
     pooler_hidden_size: Size | None = None
     cls_dropout: Probability | None = None
 
-    followed_in = ("5.17", "5.23", "5.24")
+    checked_with = ("5.17", "5.23", "5.24")
     attentions = ("eager",)
     ignored_keys = BertLike.ignored_keys | {"conv_act", "conv_groups"}
 

@@ -116,7 +116,7 @@ class DeepseekV2Config(LatentConfig):
     mlp_bias: bool = False
     max_position_embeddings: Size = 2048
 
-    followed_in = ("5.17",)
+    checked_with = ("5.17",)
     rotary_embedding = ComplexRotaryEmbedding
     ignored_keys = LatentConfig.ignored_keys | {"norm_topk_prob", "moe_layer_freq"}
 

@@ -101,7 +101,7 @@ class DeepseekV3Config(LatentConfig):
     max_position_embeddings: Size = 4096
     rope_interleave: bool = True
 
-    followed_in = ("5.17",)
+    checked_with = ("5.17",)
     ignored_keys = LatentConfig.ignored_keys | {
         *("topk_method", "moe_layer_freq"),
         "quantization_config",  # notes say how weights are counted

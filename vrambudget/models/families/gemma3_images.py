@@ -86,7 +86,7 @@ class Gemma3Config(_Text):  # type: ignore[misc]  # a class that is made of a pr
     image_token_index: Size = 262_144
     use_cache: bool = Field(default=True, description="of text_config")
 
-    followed_in = ("5.17",)
+    checked_with = ("5.17",)
     ignored_keys: ClassVar[frozenset[str]] = _Text.ignored_keys | {
         *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"),
         "mm_tokens_per_image",

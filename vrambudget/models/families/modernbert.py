@@ -163,7 +163,7 @@ class ModernBertConfig(ModelConfig):
 
     tasks = ("masked-lm", "seq-cls")
     loads_in_4bit = False
-    followed_in = ("5.17", "5.23", "5.24")
+    checked_with = ("5.17", "5.23", "5.24")
     aliases: ClassVar[Mapping[str, str]] = {"hidden_activation": "hidden_act"}
     ignored_keys = frozenset(
         {

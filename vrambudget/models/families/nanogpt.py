@@ -132,7 +132,7 @@ class NanoGPTConfig(ModelConfig):
 
     reads_attention_mask = False
     loads_in_4bit = False
-    followed_in = ()
+    checked_with = ()
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",

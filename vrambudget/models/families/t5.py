@@ -159,7 +159,7 @@ class T5Config(ModelConfig):
 
     tasks = ("seq2seq-lm",)
     loads_in_4bit = False
-    followed_in = ("5.17",)
+    checked_with = ("5.17",)
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "d_model": "hidden_size",
         "d_kv": "head_dim",
@@ -239,7 +239,7 @@ class T5Config(ModelConfig):
 class MT5Config(T5Config):
     """transformers' MT5Config: a T5 that is always tied, and whose output is never scaled."""
 
-    followed_in = ("5.17",)
+    checked_with = ("5.17",)
 
     model_type: Literal["mt5"] = "mt5"  # type: ignore[assignment]
     vocab_size: Size = 250112

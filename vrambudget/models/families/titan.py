@@ -208,7 +208,7 @@ class TitanConfig(ModelConfig):
     checkpointing = ("none", "full", "selective-2", "selective-op")
     reads_attention_mask = False
     loads_in_4bit = False
-    followed_in = ()
+    checked_with = ()
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "hidden_size": "dim",
         "num_hidden_layers": "n_layers",

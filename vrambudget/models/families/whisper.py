@@ -180,7 +180,7 @@ class WhisperConfig(EncoderDecoderConfig):
     apply_spec_augment: bool = False
 
     reads_attention_mask = False
-    followed_in = ("5.17", "5.23", "5.24")
+    checked_with = ("5.17", "5.23", "5.24")
     ignored_keys = EncoderDecoderConfig.ignored_keys | {
         *("mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob"),
         *("mask_feature_length", "mask_feature_min_masks", "median_filter_width"),

@@ -14,11 +14,11 @@ from vrambudget.parallel.context.loop import train
 from vrambudget.parallel.context.region import Buffer
 from vrambudget.parallel.context.ring import Ring
 from vrambudget.parallel.group import Group
-from vrambudget.parallel.rank import Ranked
+from vrambudget.parallel.rank import Distributed
 from vrambudget.training.loops.run import Run
 
 
-class Replicated(Ranked):
+class Replicated(Distributed):
     """All weights on each rank, without a wrapper."""
 
     def wrap(self, model: Module, called: Module) -> Module:
@@ -27,12 +27,12 @@ class Replicated(Ranked):
         return called
 
 
-class ContextParallel(Ranked):
+class ContextParallel(Distributed):
     """A rank whose rows are its part of a sequence; `inner`: DDP, FSDP2 or Replicated."""
 
     in_full = True
 
-    def __init__(self, inner: Ranked, job: Job, layout: Layout) -> None:
+    def __init__(self, inner: Distributed, job: Job, layout: Layout) -> None:
         self.inner = inner
         self.ring = Ring(Group(layout.cp, (job.rank or 0) % layout.cp), job.rotate_method)
         self.loop = self

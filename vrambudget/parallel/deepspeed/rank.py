@@ -1,4 +1,4 @@
-"""One rank of DeepSpeed, as `vrambudget.parallel.ranked` wants a rank."""
+"""One rank of DeepSpeed, as `vrambudget.parallel.distributed` wants a rank."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,7 +28,7 @@ from vrambudget.parallel.deepspeed.stage_1_and_2 import DeepSpeedZeroOptimizer
 from vrambudget.parallel.deepspeed.zero_init import zero_init
 from vrambudget.parallel.host import STATES
 from vrambudget.parallel.meta import allocated
-from vrambudget.parallel.rank import Ranked
+from vrambudget.parallel.rank import Distributed
 from vrambudget.training.fused_head import FusedHead
 from vrambudget.training.kbit import Linear4bit
 from vrambudget.training.loops.run import Run
@@ -39,7 +39,7 @@ from vrambudget.training.param_groups import decay_groups
 _CUTS_WEIGHTS = 3  # the stage
 
 
-class DeepSpeed(Ranked):
+class DeepSpeed(Distributed):
     """A model that deepspeed.initialize is given on the GPU, in float32."""
 
     in_full = True

@@ -1,4 +1,4 @@
-"""One rank of FSDP1, as `vrambudget.parallel.ranked` wants a rank."""
+"""One rank of FSDP1, as `vrambudget.parallel.distributed` wants a rank."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,10 +14,10 @@ from vrambudget.parallel.fsdp1.flat import FlatParameter, FlatSettings
 from vrambudget.parallel.fsdp1.unit import fully_shard_data_parallel
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.host import STATES
-from vrambudget.parallel.rank import Ranked
+from vrambudget.parallel.rank import Distributed
 
 
-class FSDP1(Ranked):
+class FSDP1(Distributed):
     """A model on the GPU, wrapped layer by layer. Raises NotModelledError.
 
     A library's, and one of 4-bit weights, lies in main memory before. accelerate's policy is

@@ -1,4 +1,4 @@
-"""One rank of a pipeline, as `vrambudget.parallel.ranked` wants a rank."""
+"""One rank of a pipeline, as `vrambudget.parallel.distributed` wants a rank."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,11 +13,11 @@ from vrambudget.parallel.pipeline.cut import Piece, pieces_of
 from vrambudget.parallel.pipeline.loop import train
 from vrambudget.parallel.pipeline.schedules import Schedule
 from vrambudget.parallel.pipeline.stage import Stage
-from vrambudget.parallel.rank import Ranked
+from vrambudget.parallel.rank import Distributed
 from vrambudget.training.loops.run import Run
 
 
-class Pipeline(Ranked):
+class Pipeline(Distributed):
     """A rank's stages, and the loop that runs them. Raises VramBudgetError."""
 
     in_full = True

@@ -1,7 +1,7 @@
 """Calls of torch that `ops` has an operation for, by what is called.
 
 A rule takes the engine's tensors in the place of torch's and returns theirs; NotImplemented leaves
-the call to the general rule (traced.derived), which knows all that autograd knows.
+the call to the general rule (traced.meta_fallback), which knows all that autograd knows.
 """
 
 from vrambudget.traced.rules import (

@@ -37,7 +37,7 @@ from vrambudget.training.param_groups import ParamGroups, decay_groups
 from vrambudget.training.scaler import GradScaler
 
 if TYPE_CHECKING:
-    from vrambudget.parallel.rank import Engine, Ranked
+    from vrambudget.parallel.rank import Distributed, Engine
 
 
 class LoopSettings(NamedTuple):
@@ -59,7 +59,7 @@ class Run:
         settings: LoopSettings,
         *,
         in_full: bool = False,
-        ranked: "Ranked | None" = None,
+        distributed: "Distributed | None" = None,
         build_reference: Callable[[], Module] | None = None,
     ) -> None:
         self._in_full, self._build_reference = in_full, build_reference
@@ -68,24 +68,24 @@ class Run:
         self.model = self._cached_model = self._with_cached_trace(model)
         self._batches, self._eval_batches = settings.batches, settings.eval_batches
         self._autocast = settings.autocast
-        self._model, self._ranked = model, ranked
-        if ranked is not None:
-            self.model = ranked.wrap(model, self._prepared())
+        self._model, self._rank = model, distributed
+        if distributed is not None:
+            self.model = distributed.wrap(model, self._prepared())
         self._step = 0
 
     @property
     def has_ranks(self) -> bool:
         """Whether the model is wrapped for several GPUs."""
-        return self._ranked is not None
+        return self._rank is not None
 
     @property
     def engine(self) -> "Engine | None":
         """The engine that a library put around the model, which steps by itself."""
-        return self._ranked.engine if self._ranked else None
+        return self._rank.engine if self._rank else None
 
     def _prepared(self) -> Module:
         """Return what is wrapped: the model, or one whose forward accelerate replaced before."""
-        if self.settings.loop == "plain" or not (self._ranked and self._ranked.has_region):
+        if self.settings.loop == "plain" or not (self._rank and self._rank.has_region):
             return self._cached_model
         if self.settings.loop in TRL_LOOPS:
             from vrambudget.training.fused_head import FusedPrepared  # noqa: PLC0415 - the same
@@ -109,8 +109,8 @@ class Run:
         """Yield the numbers of a step's micro-batches."""
         count = self.settings.grad_accum
         for number in _noticing(count):
-            if self._ranked is not None:
-                self._ranked.micro_batch(is_last=number == count - 1)
+            if self._rank is not None:
+                self._rank.micro_batch(is_last=number == count - 1)
             yield number
 
     def batches(self, *, without: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
@@ -178,8 +178,8 @@ class Run:
             from vrambudget.training.muon import embeddings_and_head  # noqa: PLC0415 - few have it
 
             outer = embeddings_and_head(self._model)
-        if self._ranked is not None:
-            own = self._ranked.stepped(parameters)
+        if self._rank is not None:
+            own = self._rank.stepped(parameters)
             optimizer = make_optimizer(name, implementation, own, outer)
             if optimizer is not None:
                 optimizer.cleared = parameters
@@ -188,7 +188,7 @@ class Run:
 
     def clip(self, parameters: Sequence[Parameter]) -> object:
         """Clip the gradients by their norm, and return it."""
-        clip = (self._ranked and self._ranked.clips) or clip_grad_norm
+        clip = (self._rank and self._rank.clips) or clip_grad_norm
         return clip(parameters)
 
     def make_grouped_optimizer(self) -> Optimizer:
@@ -217,7 +217,7 @@ class Run:
         """Return the model that a job's own is held against, its weights allocated."""
         assert self._build_reference is not None  # noqa: S101 - loops with references get one
         build = self._build_reference
-        return self._with_cached_trace(self._ranked.reference(build) if self._ranked else build())
+        return self._with_cached_trace(self._rank.reference(build) if self._rank else build())
 
     def _with_cached_trace(self, model: Module) -> Module:
         if self._in_full or self.settings.task == "embed":  # a pooler's graph leads to no loss
@@ -252,7 +252,7 @@ class Run:
 
         What sharding from main memory leaves in the cache is there when training begins.
         """
-        if self._ranked is not None and self._ranked.keeps_cache:
+        if self._rank is not None and self._rank.keeps_cache:
             context.tape.mark(0, Phase.FORWARD)
         elif self.has_ranks:
             context.tape.mark(0, Phase.FORWARD, resets_allocator=True)

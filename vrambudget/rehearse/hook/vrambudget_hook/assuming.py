@@ -64,9 +64,9 @@ class Assuming:
     `routing`: "uniform" or "collapsed", as the user said; None: uniform, and reported as not known.
     """
 
-    def __init__(self, follower: Any, kind: str, seed: int, routing: str | None) -> None:
-        self.follower, self.kind, self.routing = follower, kind, routing
-        self.torch, self.values = follower.torch, follower.values
+    def __init__(self, tracer: Any, kind: str, seed: int, routing: str | None) -> None:
+        self.tracer, self.kind, self.routing = tracer, kind, routing
+        self.torch, self.values = tracer.torch, tracer.values
         self.generator = self.torch.Generator().manual_seed(seed)
         self.router: list[Any] | None = None  # where one was met first
 
@@ -122,11 +122,11 @@ class Assuming:
 
     def _below(self, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         """Call what lies below us; only the outer door lets a number in for a tensor."""
-        if self.follower.described(op).has_number(args):
+        if self.tracer.described(op).has_number(args):
             native = self.torch._C
-            with native._ExcludeDispatchKeyGuard(native.DispatchKeySet(self.follower.brings)):
+            with native._ExcludeDispatchKeyGuard(native.DispatchKeySet(self.tracer.brings)):
                 return op(*args, **kwargs)
-        return op._handle.redispatch_boxed(keys.remove(self.follower.brings), *args, **kwargs)
+        return op._handle.redispatch_boxed(keys.remove(self.tracer.brings), *args, **kwargs)
 
     def _agreeing(self, op: Any) -> Callable[..., Any]:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ class Assuming:
 
     def _trusting(self, op: Any) -> Callable[..., Any]:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            with self.follower.answering(1, true=True):
+            with self.tracer.answering(1, true=True):
                 return self._below(op, keys, args, kwargs)
 
         return kernel
@@ -146,7 +146,7 @@ class Assuming:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             out = self._below(op, keys, args, kwargs)
             value = self.values.of(out)
-            if value is not None and not keys.has(self.follower.followed):
+            if value is not None and not keys.has(self.tracer.traced):
                 self.values.lose(value)
             return out
 
@@ -158,13 +158,13 @@ class Assuming:
         def kernel(keys: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
             if not (self.values.on_gpu(source) and source.numel()):
                 return self._below(op, keys, (source, *args), kwargs)
-            with self.follower.answering(1, true=False):
+            with self.tracer.answering(1, true=False):
                 return self._below(op, keys, (source, *args), kwargs)
 
         return kernel
 
     def _deciding(self, op: Any) -> Callable[..., Any]:
-        known = self.follower.described(op)
+        known = self.tracer.described(op)
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             unknown = any(map(self._is_unknown, flat(args)))
@@ -200,10 +200,10 @@ class Assuming:
             found = Arguments(self.values, args, kwargs, {}, self.numbers)
             if known.unknown:  # sampled
                 found.kwargs["generator"] = self.generator
-            value = self.follower.computed(op, found)
+            value = self.tracer.computed(op, found)
         except Exception:  # noqa: BLE001 - not to be computed on the CPU
             return self._below(op, keys, args, kwargs)
-        with self.follower.answering(known.number(found.args, value), true=False):
+        with self.tracer.answering(known.number(found.args, value), true=False):
             out = self._below(op, keys, args, kwargs)
         for tensor, copy in zip(flat(out), flat(value)):  # noqa: B905 - Python 3.9
             if not tensor.is_floating_point():

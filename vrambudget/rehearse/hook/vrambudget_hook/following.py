@@ -44,12 +44,12 @@ from .operations import (
 from .sparse import Sparse
 from .values import Arguments, Unknown, Values
 
-_FOLLOWED = "AutocastIPU"
+_TRACED = "AutocastIPU"
 _BRINGS = "TESTING_ONLY_GenericMode"
 _COPIES = "TESTING_ONLY_GenericWrapper"
 
 
-class Follower:
+class Tracer:
     """Runs what has known values on the CPU too.
 
     `answer(on, reported, number)` sets what the stub's next small reads give in this
@@ -67,11 +67,11 @@ class Follower:
     ) -> None:
         native = torch._C
         self.torch, self.answer = torch, answer
-        self.followed = native._dispatch_key_parse(_FOLLOWED)
+        self.traced = native._dispatch_key_parse(_TRACED)
         self.brings = native._dispatch_key_parse(_BRINGS)
         self.copies = native._dispatch_key_parse(_COPIES)
-        self.ours = native.DispatchKeySet(self.followed) | native.DispatchKeySet(self.brings)
-        self.values = Values(torch, self.followed, on_gpu)
+        self.ours = native.DispatchKeySet(self.traced) | native.DispatchKeySet(self.brings)
+        self.values = Values(torch, self.traced, on_gpu)
         self.assuming, self.sparse = Assuming(self, *numbers, routing), Sparse(self)
         self.operations: dict[int, Operation] = {}
         self.libraries = [torch.library.Library(name, "IMPL") for name in ("_", "aten")]
@@ -79,13 +79,13 @@ class Follower:
     def start(self) -> None:
         """Begin in this thread, and in those that start from now on."""
         every, aten = self.libraries
-        every.fallback(self._operation, _FOLLOWED, with_keyset=True)
+        every.fallback(self._operation, _TRACED, with_keyset=True)
         for key in (_BRINGS, _COPIES):
             every.fallback(self.torch.library.fallthrough_kernel, key)
         aten.impl("copy_", self._copy_in, _COPIES, with_keyset=True)
         # A parameter is made of a tensor that Python never saw; the others need nothing of us.
         for name in ("detach", *VIEWS, *MADE_OF_OTHERS, *BESIDE_SHARDS):
-            aten.impl(name, self.torch.library.fallthrough_kernel, _FOLLOWED)
+            aten.impl(name, self.torch.library.fallthrough_kernel, _TRACED)
         ours = ((MOVES, self._moving), (FILLS, self._filling), (WRAPS, self._wrapping))
         kernels = [(name, kernel) for names, kernel in ours for name in names]
         for name, kernel in (*kernels, *self.assuming.kernels(), *self.sparse.kernels()):
@@ -96,7 +96,7 @@ class Follower:
             aten.impl(name, made, _BRINGS, with_keyset=True)
         for module in (sys.modules[__name__], assuming, operations, sparse, values):
             hide_from_compiler(self.torch, vars(module).values())
-        pass_higher_orders(self.torch, (self.followed, self.brings, self.copies))
+        pass_higher_orders(self.torch, (self.traced, self.brings, self.copies))
         self.assuming.trust_distributions()
         self._enter_thread()
         begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
@@ -109,7 +109,7 @@ class Follower:
 
     def _enter_thread(self) -> None:
         native = self.torch._C
-        native._dispatch_tls_set_dispatch_key_excluded(self.followed, False)  # noqa: FBT003
+        native._dispatch_tls_set_dispatch_key_excluded(self.traced, False)  # noqa: FBT003
         native._dispatch_tls_set_dispatch_key_included(self.brings, True)  # noqa: FBT003
 
     def _filling(self, op: Any) -> Callable[..., Any]:
@@ -127,7 +127,7 @@ class Follower:
     def _wrapping(self, op: Any) -> Callable[..., Any]:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             keys = keys.remove(self.brings)
-            if keys.has(self.followed):
+            if keys.has(self.traced):
                 return self._operation(keys, op, *args, **kwargs)
             return self._run(op, keys, args, kwargs)
 
@@ -163,7 +163,7 @@ class Follower:
 
     def _operation(self, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an operation as it is, and beside it on the values that are known."""
-        keys = keys.remove(self.followed)
+        keys = keys.remove(self.traced)
         known = self.described(op)
         out = self._operate(known, keys, op, *args, **kwargs)
         if known.foreign and isinstance(out, list):

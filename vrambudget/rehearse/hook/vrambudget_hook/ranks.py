@@ -79,7 +79,7 @@ class Groups:
         return bool(self.c10d.is_initialized() and self.c10d.get_backend(group) == "fake")
 
 
-def pretend(ranks: int | None, rank: int, follower: Any) -> None:
+def pretend(ranks: int | None, rank: int, tracer: Any) -> None:
     """Let torch.distributed make fake groups: of `ranks`, or where the script asks for NCCL.
 
     The `follower` knows what values tensors have; None: nobody does.
@@ -96,15 +96,15 @@ def pretend(ranks: int | None, rank: int, follower: Any) -> None:
         return None if groups.is_fake(group) else verify(group, *args)
 
     distributed._verify_params_across_processes = verified  # noqa: SLF001
-    sent = Sent(follower, groups.is_fake)
-    _follow_sending(sent)
-    if follower is not None and ranks is not None:
-        keep_all_ranks(follower.values)
+    sent = Sent(tracer, groups.is_fake)
+    _trace_sending(sent)
+    if tracer is not None and ranks is not None:
+        keep_all_ranks(tracer.values)
     _answer_ddp(groups)
     _keep_order(distributed.Reducer, sent.copying)
 
 
-def _follow_sending(sent: Sent) -> None:
+def _trace_sending(sent: Sent) -> None:
     """Put our collectives in the place of torch's, wherever a module of torch has them."""
     torch: Any = importlib.import_module("torch")
     names = [name for name in SENDING if hasattr(torch.distributed, name)]

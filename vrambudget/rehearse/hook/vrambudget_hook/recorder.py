@@ -33,7 +33,7 @@ from .backend import check_backend
 from .counting import Iterations
 from .cudnn import Cudnn
 from .endings import Stopped, watch_clock, watch_endings
-from .following import Follower
+from .following import Tracer
 from .frames import addresses, history, own_frames, parameters, place
 from .modules import Modules
 from .ranks import pretend
@@ -96,9 +96,9 @@ class Recorder:
         self._watch_optimizers()
         self._watch_backward()
         self._watch_reset()
-        follower = self._follow_values()
+        tracer = self._trace_values()
         if not self.plan["server"]:  # whose ranks all run, each in a process of its own
-            pretend(self.plan["ranks"], self.plan["rank"], follower)
+            pretend(self.plan["ranks"], self.plan["rank"], tracer)
         self.callbacks.append(watch_endings(self.write, self._native()))
         if self.plan["timeout"] and threading.current_thread() is threading.main_thread():
             left = self.plan["timeout"] - (time.time() - self.started)
@@ -111,19 +111,19 @@ class Recorder:
         assert self.runtime is not None  # noqa: S101 - loaded in the line above
         return self.runtime
 
-    def _follow_values(self) -> Follower | None:
+    def _trace_values(self) -> Tracer | None:
         """Let what the host wrote be read back; without it, reads are zeros and are reported."""
         answer = self._native().virtual_gpu_answer
         answer.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong)
         try:
             numbers, routing = self.plan["values"], self.plan["routing"]
-            follower = Follower(self.torch, answer, numbers=tuple(numbers), routing=routing)
-            follower.start()
+            tracer = Tracer(self.torch, answer, numbers=tuple(numbers), routing=routing)
+            tracer.start()
         except Exception as error:  # noqa: BLE001 - another version of PyTorch: it is said
             self.unfollowed = f"{type(error).__name__}: {error}"
             return None
-        self.assuming = follower.assuming
-        return follower
+        self.assuming = tracer.assuming
+        return tracer
 
     def _cuda_starts(self) -> None:
         check_backend(self.torch)

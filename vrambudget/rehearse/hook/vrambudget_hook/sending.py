@@ -28,13 +28,13 @@ _Known = tuple[Any, bool]  # a tensor on the CPU, None where it is not known, an
 class Sent:
     """Follows what is sent over fake groups; without a `follower` nothing is known."""
 
-    def __init__(self, follower: Any, is_fake: Callable[[Any], bool]) -> None:
-        self.follower, self.is_fake = follower, is_fake
+    def __init__(self, tracer: Any, is_fake: Callable[[Any], bool]) -> None:
+        self.tracer, self.is_fake = tracer, is_fake
         self.torch: Any = importlib.import_module("torch")
 
     def copying(self) -> AbstractContextManager[None]:
         """Return a context in which what a copy brings to the GPU can be read back."""
-        return nullcontext() if self.follower is None else self.follower.copying()
+        return nullcontext() if self.tracer is None else self.tracer.copying()
 
     def wrapped(self, plain: Any) -> Any:
         """Return a collective that writes into views under autograd, as NCCL does, unseen by it."""
@@ -52,20 +52,20 @@ class Sent:
                     _flatten(given.arguments, "output_tensor", "input_tensor")
                 done = plain(*given.args, **given.kwargs)
                 for target, (value, true) in results:
-                    self.follower.values.bring(target, value, true=true)
+                    self.tracer.values.bring(target, value, true=true)
             return done
 
         return sent
 
     def _results(self, name: str, given: dict[str, Any]) -> Iterator[tuple[Any, _Known]]:
         """Yield what is written where; asked before it is sent."""
-        if self.follower is None or name == "broadcast":  # each rank has what the first sends
+        if self.tracer is None or name == "broadcast":  # each rank has what the first sends
             return
         distributed = self.torch.distributed
         ranks = distributed.get_world_size(given.get("group"))
         rank = distributed.get_rank(given.get("group"))
         ours = next(given[source] for source in _SOURCES if source in given)
-        own, true = self.follower.values.copy_of(ours)
+        own, true = self.tracer.values.copy_of(ours)
         if name in GATHERING:
             targets = given.get("tensor_list") or given.get("gather_list") or ()
             yield from ((target, (own, true)) for target in targets)

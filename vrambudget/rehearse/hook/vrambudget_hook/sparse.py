@@ -20,13 +20,13 @@ from typing import Any
 class Sparse:
     """Knows indices that were moved to the GPU, and answers how many of them differ."""
 
-    def __init__(self, follower: Any) -> None:
-        self.follower, self.values = follower, follower.values
-        self.torch = follower.torch
+    def __init__(self, tracer: Any) -> None:
+        self.tracer, self.values = tracer, tracer.values
+        self.torch = tracer.torch
         self.layout = self.torch.sparse_coo
         native = self.torch._C
         self.on_gpu = native.DispatchKeySet(native.DispatchKey.SparseCUDA)
-        self.followed = native.DispatchKeySet(follower.followed)
+        self.traced = native.DispatchKeySet(tracer.traced)
 
     def kernels(self) -> Iterator[tuple[str, Callable[[Any], Callable[..., Any]]]]:
         """Yield the operation's name, and what makes its kernel."""
@@ -34,11 +34,11 @@ class Sparse:
 
     def _coalescing(self, op: Any) -> Callable[..., Any]:
         def kernel(keys: Any, tensor: Any) -> Any:
-            below = keys.remove(self.follower.brings)
+            below = keys.remove(self.tracer.brings)
             indices, true = self._indices(tensor)
             if indices is None:
                 return op._handle.redispatch_boxed(below, tensor)
-            with self.follower.answering(indices.shape[1], true=true):
+            with self.tracer.answering(indices.shape[1], true=true):
                 out = op._handle.redispatch_boxed(below, tensor)
             self._hold(out, indices, true=true)
             return out
@@ -48,7 +48,7 @@ class Sparse:
     def guard(self, args: Any, ours: Any) -> Any:
         """Return the keys that an operation is run without: one of sparse tensors may coalesce."""
         is_sparse = any(getattr(argument, "layout", None) is self.layout for argument in args)
-        return self.followed if is_sparse else ours
+        return self.traced if is_sparse else ours
 
     def moved(self, source: Any, out: Any) -> None:
         """Know the indices of what was moved from the host to the GPU."""

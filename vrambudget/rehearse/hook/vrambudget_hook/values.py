@@ -49,12 +49,12 @@ class Value(weakref.ref):  # type: ignore[type-arg]
 class Values:
     """The values of one process. Tensors that have one carry the dispatch key `followed`."""
 
-    def __init__(self, torch: Any, followed: Any, on_gpu: Callable[[Any], bool]) -> None:
+    def __init__(self, torch: Any, traced: Any, on_gpu: Callable[[Any], bool]) -> None:
         self.torch, self.on_gpu = torch, on_gpu
         self.plain = (torch.Tensor, torch.nn.Parameter)
         self.cpu = torch.device("cpu")
         self.on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-        self.bit = torch._C.DispatchKeySet(followed).raw_repr()
+        self.bit = torch._C.DispatchKeySet(traced).raw_repr()
         self.offset = offset_of_keys(torch)
         self.storages = Storages(torch)
         self.limit, self.most_filled = LIMIT, FILLED

@@ -36,7 +36,7 @@ def full_steps(tape: Tape, capacity_bytes: int) -> range:
     """
     marks = [mark for mark in tape.marks if mark.steps is not None]
     rises = tape.driver_addresses == "rising" and tape.expandable_on_bytes is None
-    if len(marks) != 1 or marks[0].steps is None or not tape.is_plain or not rises:
+    if len(marks) != 1 or marks[0].steps is None or not tape.is_fast or not rises:
         return range(sys.maxsize)
     allocator, here, steps = allocator_for(tape), marks[0].position, marks[0].steps
     next(mark for mark, _ in run(tape, allocator) if mark is marks[0])  # no step has run then

@@ -36,7 +36,7 @@ from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding, layers_of
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.host import STATES
 from vrambudget.parallel.pipeline.rank import Pipeline
-from vrambudget.parallel.rank import Materialised, Ranked
+from vrambudget.parallel.rank import Distributed, Materialised
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
 
@@ -45,7 +45,7 @@ _PREPARED = ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
 """What libraries' trainings are modelled with: accelerate prepares their models."""
 
 
-def ranked(job: Job) -> Ranked | None:
+def distributed(job: Job) -> Distributed | None:
     """Return one rank of a job, None for a job of one GPU.
 
     Raises NotModelledError for combinations without rules.
@@ -56,7 +56,7 @@ def ranked(job: Job) -> Ranked | None:
     return inner if inner is None or layout.cp == 1 else ContextParallel(inner, job, layout)
 
 
-def _by_data(job: Job, layout: Layout) -> Ranked | None:
+def _by_data(job: Job, layout: Layout) -> Distributed | None:
     if layout.data == "fsdp2":
         return _FSDP2(job, layout)
     if layout.data == "fsdp1":
@@ -68,7 +68,7 @@ def _by_data(job: Job, layout: Layout) -> Ranked | None:
     return _cut_model(job, layout)
 
 
-def _cut_model(job: Job, layout: Layout) -> Ranked | None:
+def _cut_model(job: Job, layout: Layout) -> Distributed | None:
     if layout.pp > 1:
         return Pipeline(job, layout)
     if layout.ep > 1:
@@ -164,7 +164,7 @@ class _TensorParallel(Materialised):
         _cut(model, self.job, self.group)
 
 
-class _DDP(Ranked):
+class _DDP(Distributed):
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
         self.group = Group(layout.ranks, job.rank or 0)
@@ -201,7 +201,7 @@ class _DDP(Ranked):
         return rank if self.shares_states else 0
 
 
-class _FSDP2(Ranked):
+class _FSDP2(Distributed):
     in_full, lays_layers = True, True
 
     def __init__(self, job: Job, layout: Layout) -> None:

@@ -21,7 +21,7 @@ _COUNTED = (
 )
 
 
-class TwoPools(CachingAllocator):
+class SmallAndLargePools(CachingAllocator):
     """One device's allocator."""
 
     small_segments_made = 0
