@@ -222,7 +222,7 @@ def test_a_job_that_fits_needs_one_gpu_and_all_kinds_of_training_are_shown():
         (320, "full, adamw, bf16"),
         (250, "full, adamw-8bit, bf16"),
         (214, "full, lion-8bit, bf16"),
-        (193, "full, lion-8bit, bf16, checkpointing, growing segments"),
+        (193, "full, lion-8bit, bf16, checkpointing, expandable segments"),
         (125, "lora, adamw, bf16"),
         (92, "qlora, adamw, bf16"),
     ],

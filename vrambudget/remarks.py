@@ -93,6 +93,12 @@ def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> 
     """Yield what the estimate assumes and a user may know better."""
     job = scenario.job
     yield from remarks_on_choice(scenario.gpu)
+    if (
+        scenario.gpu
+        and (0, 0) < scenario.gpu.compute_capability < (8, 0)
+        and "bf16" in job.precision
+    ):
+        yield f"{scenario.gpu.name} emulates bfloat16, slowly: --precision amp-fp16"
     yield from remarks_on_config(scenario.values, job, keeps_cache=scenario.config.keeps_cache)
     yield from remarks_on_loop(job)
     yield from _of_adapters(scenario)

@@ -132,6 +132,8 @@ class Parser(argparse.ArgumentParser):
             near = did_you_mean(word, self.option_strings)
             if word in COMMANDS:
                 near = f"the command comes first: vrambudget {word} MODEL ..."
+            elif word.isdigit() and "--lora-rank" in self.option_strings:
+                near = f"the option before {word} takes no value; a rank is --lora-rank {word}"
             elif not word.startswith("-") and self.prog.endswith(" sweep"):
                 near = "values of one option are joined: --block 512,1024, or --batch 1:64:x2"
         prog = self.prog.removesuffix(f" {DEFAULT}")
@@ -149,10 +151,7 @@ def _lines_of(action: argparse.Action) -> list[str]:
     does = textwrap.wrap((action.help or "").replace("%%", "%"), _WIDTH - _INDENT)
     lines = [f"{'':{_INDENT}}{line}" for line in does]
     if len(head) + 2 > _INDENT:
-        return [
-            *textwrap.wrap(head, _WIDTH, subsequent_indent="      "),
-            *lines,
-        ]
+        return [*textwrap.wrap(head, _WIDTH, subsequent_indent="      "), *lines]
     return [head.ljust(_INDENT) + (does[0] if does else ""), *lines[1:]]
 
 

@@ -38,11 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the recipes. Returns 1 if none fits."""
     name = picture_name(args.model) or args.model
     found = recipes(
-        name,
-        find_gpu(args.gpu),
-        word=args.gpu,
-        resolution=args.resolution,
-        frames=args.frames,
+        name, find_gpu(args.gpu), word=args.gpu, resolution=args.resolution, frames=args.frames
     )
     output = chosen_format(args)
     if output == "json":

@@ -116,6 +116,12 @@ def picture_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (cards_folder() / "pictures").glob("*.toml")))
 
 
+@cache
+def gguf_names() -> tuple[str, ...]:
+    """Return the names of models that `vrambudget run` knows beside these, sorted."""
+    return tuple(sorted(path.stem for path in (cards_folder() / "gguf").glob("*.toml")))
+
+
 def near_names(name: str) -> str | None:
     """Return a hint with the cards that a name is the beginning of, or that look like it."""
     wanted, names = _plain(name), (*card_names(), *picture_names())

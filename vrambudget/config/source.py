@@ -19,6 +19,7 @@ from vrambudget.config.cards import (
     card_name,
     card_names,
     card_of_repository,
+    gguf_names,
     load_card,
     near_names,
 )
@@ -164,7 +165,11 @@ def _from_name(name: str) -> FoundModel:
 def _doors(name: str) -> str:
     """Return where a name may be understood after all: a slip, or a model of no rules."""
     ways = "`vrambudget models` lists the names; a config.json or a hub id org/name works too"
-    if near := near_names(name):
+    wanted, near = name.lower(), near_names(name) or ""
+    of_run = [known for known in gguf_names() if known.startswith(wanted) or known in wanted]
+    if of_run and not near.startswith("there "):
+        near = f"`vrambudget run {of_run[0]} --gpu GPU` estimates it as a GGUF file; to train it:"
+    if near:
         return f"{near} {ways}"
     return (
         f"{ways}; a model of timm, diffusers or your own: vrambudget.preflight(model) in Python,"

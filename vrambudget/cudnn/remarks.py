@@ -15,7 +15,7 @@ def remark_on_convolutions(unknown_workspace_bytes: int) -> str:
     """Return a sentence; the bytes are the most that one of unknown workspace touches."""
     if unknown_workspace_bytes:
         return (
-            "cuDNN is not here to be asked for its convolutions' workspaces: not included, mostly 0"
+            "cuDNN does not answer here: the workspaces of convolutions are not included, mostly 0"
             f" to {format_bytes(_MOSTLY * unknown_workspace_bytes)} while one runs"
             " (`pip install nvidia-cudnn-cu13` on Linux reports them, without a GPU)"
         )

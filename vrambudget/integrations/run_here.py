@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import card_names
+from vrambudget.config.cards import card_names, gguf_names
 from vrambudget.config.gpus import SOLD_AS, Gpu, count_of_gpus, find_gpu
 from vrambudget.config.model_config import load_config
 from vrambudget.config.other_gpus import other_gpu
@@ -24,7 +24,7 @@ from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.report.run_here import run_report, run_values
 from vrambudget.serving.beside import projector, with_adapter
 from vrambudget.serving.gguf_cards import family_of, header_of, parsed, table_of
-from vrambudget.serving.gguf_known import card_of, known, known_names
+from vrambudget.serving.gguf_known import card_of, known
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
@@ -181,7 +181,7 @@ def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
     except VramBudgetError as error:
         if not error.message.startswith("there is no model"):
             raise
-        near = did_you_mean(str(name), [*known_names(), *card_names()])
+        near = did_you_mean(str(name), [*gguf_names(), *card_names()])
         raise VramBudgetError(
             error.message,
             hint=f"{near or '`vrambudget models` lists names;'} a file says all itself: vrambudget"

@@ -135,7 +135,7 @@ CHANGES = (
         keep_outputs=False,
     ),
     _fields(
-        "growing segments: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
+        "expandable segments: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
         Cost.NOTHING,
         lambda scenario: not scenario.job.expandable_segments,
         _LEAST_OF_CACHE,

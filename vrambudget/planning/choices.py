@@ -42,7 +42,7 @@ def words_of(job: Job, trains: "Trained") -> str:
     """Return a recipe in few words."""
     words: list[str] = [trains, job.optimizer, job.precision]
     words += ["checkpointing"] if job.checkpointing != "none" else []
-    words += ["growing segments"] if job.expandable_segments else []
+    words += ["expandable segments"] if job.expandable_segments else []
     return ", ".join(words)
 
 

@@ -6,7 +6,7 @@
     qlora    adapters of 4-bit weights
 
 Each is tried as it is and with checkpointing, and its ladder ends with the first rung that fits:
-what comes after gives up more. Where no rung does, the last is tried with growing segments.
+what comes after gives up more. Where no rung does, the last is tried with expandable segments.
 
 What the job names stays as it is; a batch that is named is not searched. With `per_step`, batches
 are the divisors of that many sequences, and the rest is accumulated.

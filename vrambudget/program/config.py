@@ -247,13 +247,13 @@ class ProgramConfig(ModelConfig):
     def notes(self) -> Iterator[str]:
         """Yield how the model is estimated."""
         if self.is_file:
-            yield f"{self.model_type} is played from a program of its own code"
+            yield f"{self.model_type} is estimated from a recording of its own code"
             if "assumes" in self.first.source:
                 yield f"assumed: {self.first.source['assumes']}"
             return
         yield (
-            f"{self.model_type} is played from a program of its own code, recorded with"
-            f" transformers {self.first.source.get('transformers')}"
+            f"{self.model_type} is estimated from a recording of its own code (transformers"
+            f" {self.first.source.get('transformers')})"
         )
         yield from skipped_at_random(self.keys, self.first.source)
 

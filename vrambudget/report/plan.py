@@ -148,11 +148,11 @@ def _nothing(found: Plan) -> str:
     first = found.alternatives[0].choice if found.alternatives else None
     fields = first.fields if first else {}
     changed = "loop" in fields and fields.get("block", found.block) == found.block
-    loop = " in a plain loop" if changed else ""
+    loop = " in a plain PyTorch loop" if changed else ""
     if first and first.gpus == 1 and not found.counted and found.goal == "any":
         return (
-            f"{found.block:,} tokens{loop} take more than one GPU: name several, for example --gpu"
-            " 2x24GB, or add --goal full"
+            f"{found.block:,} tokens{loop} take more than one GPU: name several (--gpu 2x24GB), or"
+            " let --goal full find how many train all weights"
         )
     at = f"{found.model} at {found.block:,} tokens a sequence{loop}"
     where = _gpus(found, found.most)
@@ -189,9 +189,8 @@ def _not_considered(found: Plan) -> list[str]:
 
 def _left_out(found: Plan) -> list[str]:
     """Return what a plan of compiled jobs has not."""
-    if not found.left_out:
-        return []
-    return ["", "left out:", *(f"  {reason}" for reason in found.left_out)]
+    reasons = [f"  {reason}" for reason in found.left_out]
+    return ["", "left out:", *reasons] if reasons else []
 
 
 def _notes(found: Plan) -> list[str]:
@@ -204,11 +203,11 @@ def _notes(found: Plan) -> list[str]:
         notes.append(f"left: beside {nccl} for NCCL's buffers; sent: by each GPU")
     if found.margin_bytes:
         notes.append(
-            f"{format_bytes(found.margin_bytes)} stay free for a larger CUDA context; a desktop"
-            " takes 0.3 to 1.6 GB more: --margin 2GiB"
+            f"{format_bytes(found.margin_bytes)} stay free for a larger CUDA context"
+            + "; a desktop takes 0.3 to 1.6 GB more: --margin 2GiB" * ("RTX" in found.gpu)
         )
     notes += filled(shown)
     if found.goal == "any" and found.choices and found.choices[0].trains != "full":
-        notes.append("all weights do not fit here; how many GPUs they take: add --goal full")
+        notes.append("training all weights does not fit; --goal full says how many GPUs do")
     commands = [f"  {each.command}" for each in shown]
     return ["", *notes, "the report of each:", *commands]

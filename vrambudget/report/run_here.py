@@ -88,7 +88,8 @@ def _verdict(choice: RunChoice) -> str:
             f"DOES NOT FIT: main memory is {gib(-ram)} short of the {gib(found.host_bytes)} that"
             f" stay there{mapped}"
         )
-    where = "on GPUs" if choice.is_whole else f"with {gib(found.host_bytes)} in main memory"
+    gpus = "the GPUs" if len(found.gpus) > 1 else "the GPU"
+    where = f"on {gpus}" if choice.is_whole else f"with {gib(found.host_bytes)} in main memory"
     if not found.gpus:
         where = f"in {gib(found.host_bytes)} of main memory"
     return f"FITS: a context of {tokens:,} tokens {where}"

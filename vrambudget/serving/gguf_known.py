@@ -13,15 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import card_text, cards_folder
+from vrambudget.config.cards import card_text, cards_folder, gguf_names
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import VramBudgetError
-
-
-@cache
-def known_names() -> tuple[str, ...]:
-    """Return the names of all of them, sorted."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
 
 
 def known(name: str) -> FoundModel | str:
@@ -32,7 +26,7 @@ def known(name: str) -> FoundModel | str:
 def card_of(name: str) -> Mapping[str, Any]:
     """Return the card of a name; of any other nothing."""
     plain = _also().get(_plain(name), _plain(name))
-    for each in (plain,) if plain in known_names() else known_names():
+    for each in (plain,) if plain in gguf_names() else gguf_names():
         card = _card(each)
         if plain in (each, *card.get("also", ())):
             return card
@@ -71,14 +65,10 @@ def _published(name: str) -> FoundModel | None:
 
 @cache
 def _card(name: str) -> Mapping[str, Any]:
-    return tomllib.loads(card_text(_folder() / f"{name}.toml"))
+    return tomllib.loads(card_text(cards_folder() / "gguf" / f"{name}.toml"))
 
 
 @cache
 def _also() -> Mapping[str, str]:
     """Return the names of models that have a card under another; Ollama's among them."""
-    return dict(tomllib.loads(card_text(_folder() / "names" / "ollama.toml"))["also"])
-
-
-def _folder() -> Path:
-    return cards_folder() / "gguf"
+    return dict(tomllib.loads(card_text(cards_folder() / "gguf" / "names" / "ollama.toml"))["also"])
