@@ -87,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     if output == "json":
         text = json.dumps(asdict(found), indent=2)
     else:
-        text = render_rows(_COLUMNS, [asdict(point) for point in found.curve], output)
+        of_images = scenario.job.task == "image-cls" and what == "batch"
+        columns = [each for each in _COLUMNS if not (of_images and each.key == "block")]
+        text = render_rows(columns, [asdict(point) for point in found.curve], output)
         if output != "csv":
             verdict = _verdict(found, what, scenario, margin)
             text = "\n\n".join([verdict, text, *_next(found, what, scenario)])
@@ -96,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _next(found: Fit, what: What, scenario: Scenario) -> Iterator[str]:
-    """Yield what to try where nothing fits: a plan, of a job that one can be made for."""
-    job = scenario.job
+    """Yield what a fit above the capacity means, and a plan to try where nothing fits."""
+    job, limit = scenario.job, scenario.gpu.available_bytes if scenario.gpu else 0
+    if any(point.fits and point.peak_reserved_bytes > limit for point in found.curve):
+        yield "reserved: on a GPU without limit; on this one PyTorch returns its cache, and it fits"
     if getattr(found, what) or job.mode != "train" or job.layout.ranks > 1 or job.compile:
         return
     words = [model_word(scenario), "--gpu", gpu_word(scenario), "--block", str(found.block)]
@@ -180,11 +184,11 @@ def _verdict(found: Fit, what: What, scenario: Scenario, margin: int) -> str:
     if not size:
         return f"not even {what} 1 fits {where}"
     largest = {"batch": "largest batch", "block": "longest block"}[what]
-    length = f"block {found.block}"
+    length = f"block {found.block}" if job.task != "image-cls" else ""
     if job.mode == "generate":
         length = f"a prompt of {found.block - job.new:,} and {job.new:,} new tokens"
         largest = {"block": "longest prompt and answer"}.get(what, largest)
     elif job.image_size:
         length = f"{job.image_size} x {job.image_size} pixels"
     other = length if what == "batch" else f"batch {found.batch}"
-    return f"{largest} that fits: {size} (at {other}, {where})"
+    return f"{largest} that fits: {size} ({f'at {other}, ' if other else ''}{where})"

@@ -19,8 +19,8 @@ from vrambudget.units import format_bytes
 _COLUMNS = [
     Column("goal", "goal"),
     Column("fits", "fits", "left", lambda fits: "yes" if fits else "no"),
-    Column("peak_bytes", "GPU holds", "right", format_bytes),
-    Column("phase", "peak in"),
+    Column("peak_bytes", "at its peak", "right", format_bytes),
+    Column("phase", "peak in", "left", lambda phase: phase.replace("_", " ")),
     Column("gives_up", "gives up"),
 ]
 

@@ -118,8 +118,9 @@ def run(args: argparse.Namespace) -> int:
         text += f"\n\nthat is to train it; to run it: vrambudget run {args.model} --gpu {args.gpu}"
     emit(text, args)
     on_all = [each for each in found.alternatives if each.choice.gpus == (gpus or 1)]
-    shorter = on_all and "block" not in named
-    return DONE if found.gpus or shorter else DOES_NOT_FIT
+    as_long = [each.choice.fields.get("block", found.block) == found.block for each in on_all]
+    answered = (on_all and "block" not in named) or any(as_long)
+    return DONE if found.gpus or answered else DOES_NOT_FIT
 
 
 def _runs_here(scenario: Scenario, name: str) -> bool:

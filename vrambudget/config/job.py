@@ -24,12 +24,7 @@ from vrambudget.config.fields.software import Software
 from vrambudget.config.fields.training import Training, WeightsDtype
 from vrambudget.config.fields.trl import Trl
 from vrambudget.config.layout import DEEPSPEED
-from vrambudget.config.loops import (
-    TRL_LOOPS,
-    TRL_MAX_LENGTH,
-    loop_defaults,
-    problems_of_loop,
-)
+from vrambudget.config.loops import TRL_LOOPS, TRL_MAX_LENGTH, loop_defaults, problems_of_loop
 from vrambudget.config.old_torch import problems_of_old_torch
 from vrambudget.config.settings import LARGEST, Settings, canonical
 from vrambudget.config.versions import as_numbers

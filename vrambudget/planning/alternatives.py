@@ -78,7 +78,7 @@ def with_less(
     if _may_be_trls(scenario, wish.named) and (found := _halved(block, in_trls, find)):
         block, there, it = found
         fields = {**given, "loop": TRL_LOOPS[0], "block": block}
-        yield "TRL's loop, which makes no logits of all tokens at once", there, it, fields
+        yield "TRL's loop, which computes the loss in chunks of tokens", there, it, fields
     shorter = min(block, longest // 2)
     if found := _halved(shorter, lambda tokens: variant(scenario, block=tokens), find):
         block, there, it = found

@@ -36,10 +36,7 @@ def flat(budget: Budget) -> dict[str, object]:
         "out_of_memory": _values(OutOfMemory, budget.out_of_memory),
     }
     joined = {f"{part}.{key}": parts[part][key] for part in parts for key in parts[part]}
-    notes = {
-        "not_modelled": "; ".join(budget.not_modelled),
-        "warnings": "; ".join(budget.warnings),
-    }
+    notes = {"not_modelled": "; ".join(budget.not_modelled), "warnings": "; ".join(budget.warnings)}
     return {"model": budget.model, **joined, **notes}
 
 

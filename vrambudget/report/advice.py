@@ -22,7 +22,8 @@ def next_step(advice: Advice) -> str:
         if advice.plan is None:
             return f"{nothing}: use a larger one, or several"
         return f"{nothing}: `{advice.plan}` finds how many it takes"
-    return f"{best.options} makes it fit: {best.words[-1]}"
+    alone = " if nothing else uses the GPU" if _verdict(best, advice) == "tight" else ""
+    return f"{best.options} makes it fit{alone}: {best.words[-1]}"
 
 
 def options_table(advice: Advice) -> tuple[list[str], list[list[str]]]:

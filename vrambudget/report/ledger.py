@@ -161,7 +161,7 @@ _DTYPES = {
 
 
 def _evaluates(budget: Budget) -> bool:
-    return budget.job["mode"] not in {"train", "step"}
+    return budget.job["mode"] not in {"train", "step"} or budget.job["optimizer"] == "none"
 
 
 def _dtype(budget: Budget) -> str:

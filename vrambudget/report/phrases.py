@@ -104,8 +104,9 @@ def _model(budget: Budget) -> str:
 
 def _of_step(job: Mapping[str, Any]) -> list[str]:
     """Return what is known of a step of one's own (vrambudget.follow)."""
-    calls = f"{job['steps']} steps of its own code"
-    return [calls, job["precision"], job["optimizer"], f"torch {job['torch']}"]
+    calls = f"{job['steps']} step{'s' * (job['steps'] > 1)} of its own code"
+    optimizer = [job["optimizer"]] if job["optimizer"] != "none" else []
+    return [calls, job["precision"], *optimizer, f"torch {job['torch']}"]
 
 
 def _lengths(job: Mapping[str, Any]) -> list[str]:

@@ -196,7 +196,8 @@ def _left_out(found: Plan) -> list[str]:
 def _notes(found: Plan) -> list[str]:
     shown = [*(each.choice for each in found.alternatives), *found.choices]
     if not shown:
-        return []
+        more = "how many GPUs it takes: leave their number out of --gpu; in main memory: --offload"
+        return ["", more] if found.counted else []
     notes = []
     if several := [choice for choice in shown if choice.gpus > 1]:
         nccl = format_bytes(several[0].nccl_bytes)

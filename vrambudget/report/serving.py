@@ -92,7 +92,7 @@ def start_lines(
         made = (
             ", of a checkpoint in AWQ" if other.change.get("quantization") == "awq_marlin" else ""
         )
-        yield f"  {held} requests of {length:,} tokens{made}: {command}"
+        yield f"  {held} request{'s' * (held != '1')} of {length:,} tokens{made}: {command}"
 
 
 def _measured(gpu: Gpu, options: ServeOptions) -> str:

@@ -32,7 +32,7 @@ class StepPart:
     left_at: list[int] = field(default_factory=list)  # the same by their places in `born`
     growing: list[int] = field(default_factory=list)
     number: int = 0  # of the shape
-    small: list[int] = field(default_factory=list)  # the shape, as `TwoPools.serve_small` reads it
+    small: list[int] = field(default_factory=list)  # the shape, as `serve_small` reads it
 
     def add(self, event: int) -> None:
         """Add a small event."""

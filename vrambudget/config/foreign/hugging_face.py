@@ -10,15 +10,7 @@ from typing import Any
 from vrambudget.config.fields.adapters import PEFT_TARGETS
 from vrambudget.config.foreign.accelerate import FSDP, FSDP2
 from vrambudget.config.foreign.deepspeed import ZERO
-from vrambudget.config.foreign.meanings import (
-    Fields,
-    Meaning,
-    OneOf,
-    Same,
-    Switch,
-    Table,
-    several,
-)
+from vrambudget.config.foreign.meanings import Fields, Meaning, OneOf, Same, Switch, Table, several
 from vrambudget.config.foreign.tables import read_table
 
 DTYPES: Mapping[str, Fields] = {
@@ -32,8 +24,7 @@ DTYPES: Mapping[str, Fields] = {
 }
 
 WEIGHTS = OneOf(
-    "weights as",
-    {name: {"weights": of["precision"]} if of else {} for name, of in DTYPES.items()},
+    "weights as", {name: {"weights": of["precision"]} if of else {} for name, of in DTYPES.items()}
 )
 MODEL: Table = {**read_table("from_pretrained"), "torch_dtype": WEIGHTS, "dtype": WEIGHTS}
 """What from_pretrained takes."""
