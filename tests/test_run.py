@@ -62,6 +62,7 @@ RECIPES = {
 BUILDS = {
     "glm-4-32b-0414:IQ4_XS": 0.13,  # before one operation gated both halves
     "qwen3-235b-a22b:Q4_K_M": 0.03,
+    "qwen2.5-3b:Q8_0": 0.03,
 }
 """Compute buffers of builds that differ from those whose rules are here: by how much at most."""
 
@@ -114,7 +115,7 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte():
                 parts += 1
                 exact += counted == printed
                 near += printed == 0 or off(counted, printed) < 0.02
-    assert (parts, exact, near) == (3348, 3141, 3220)
+    assert (parts, exact, near) == (3348, 3145, 3223)
 
 
 @pytest.mark.parametrize(

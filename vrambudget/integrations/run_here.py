@@ -28,7 +28,7 @@ from vrambudget.serving.gguf_known import card_of, known
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
-from vrambudget.serving.run_here import KINDS, Machine, RunChoice, best_of
+from vrambudget.serving.run_here import KINDS, LOWER, Machine, RunChoice, best_of
 from vrambudget.units import parse_bytes
 
 GGUF = ".gguf"
@@ -109,7 +109,10 @@ def choices(
     models = models_of(model)
     if options.lora:
         models = (with_adapter(found, Path(options.lora)) for found in models)
-    rows = [machine.choice(found, options, context) for found in models]
+    rows: list[RunChoice] = []
+    for found in models:
+        if len(rows) < len(KINDS) or not any(row.fits for row in rows):
+            rows.append(machine.choice(found, options, context))
     return rows, best_of(rows)
 
 
@@ -138,7 +141,7 @@ def models_of(model: ModelSource) -> Iterator[GgufModel]:
             f"gpt-oss is published with its experts in MXFP4; {kind} is a recipe of its publisher",
             hint=f"{name}:MXFP4, or hand in the file: vrambudget run model.gguf --gpu 24GB",
         )
-    for each in map(named, (kind,) if kind else (_MXFP4,) if is_oss else KINDS):
+    for each in map(named, (kind,) if kind else (_MXFP4,) if is_oss else KINDS + LOWER):
         yield of_header(header_of(table, title, each), f"{title}:{each}")
 
 

@@ -65,7 +65,7 @@ def needed(leaves: Sequence[Node], nodes: Sequence[Node], *, pipelined: bool) ->
     arenas: dict[int, _Arena] = {}
     if pipelined:
         for leaf in (*kept, *leaves):
-            for _ in range(_COPIES):
+            for _ in range(_COPIES if leaf.readers else 1):
                 _arena(arenas, leaf).take(leaf.nbytes)
             leaf.at, leaf.readers = 0, _ENDLESS
     for leaf in leaves:

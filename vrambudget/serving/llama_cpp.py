@@ -28,11 +28,11 @@ from vrambudget.serving.options import LlamaCppOptions
 VERSIONS = {
     "2026-10": "of October 2026 (b11549)",
     "2026-09": "of September 2026 (0c1e570)",
+    "2026-05": "of May 2026 (b9093)",
     "2025-08": "of August 2025 (llama-cpp-python 0.3.16)",
     "2025-05": "of May 2025 (b5300)",
 }
 _FLASH_CELLS, _CELLS = 256, 32  # numbers of cells are multiples of this
-_AUTO_SLOTS = 4
 _BACKENDS = {"amd": "ROCm", "apple": "MTL"}  # of other makers' GPUs
 
 
@@ -167,7 +167,7 @@ def serve(
         options,
         placed,
         cells=(cells.cells, cells.window_cells),
-        outputs=options.ubatch_size if options.is_old else slots,
+        outputs=options.ubatch_size if options.has_all_logits else slots,
         flash=uses_flash(model, options),
     )
     held = {
@@ -198,19 +198,12 @@ def serve(
     )
 
 
-def slots_and_streams(options: LlamaCppOptions) -> tuple[int, int]:
-    """Return how many requests run at once, and in how many caches."""
-    if options.parallel is None:
-        return (1, 1) if options.is_old else (_AUTO_SLOTS, 1)
-    return options.parallel, 1 if options.kv_unified else options.parallel
-
-
 class _Cells:
     """How many tokens each layer's cache has cells for."""
 
     def __init__(self, model: GgufModel, options: LlamaCppOptions) -> None:
         self.model, self.options = model, options
-        self.slots, self.streams = slots_and_streams(options)
+        self.slots, self.streams = options.slots_and_streams
         multiple = _CELLS if options.is_old and not uses_flash(model, options) else _FLASH_CELLS
         whole = options.ctx_size or model.positions
         self.cells = _up(_up(whole, multiple) // self.streams, multiple)

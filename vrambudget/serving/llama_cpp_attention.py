@@ -54,6 +54,7 @@ class Attention(Builder):
             keeps_norms=self.is_old and self.is_whole,
         )
         self.outputs = min(outputs, self.rows)
+        self.slots, _ = options.slots_and_streams
         self.masks: dict[bool, Node] = {}  # of layers with a window, and of the others
         self.idxs: dict[bool, tuple[tuple[Node], tuple[Node]]] = {}  # where keys and values go
         self.rotations: dict[bool, tuple[Node | None, Node | None]] = {}
@@ -62,7 +63,7 @@ class Attention(Builder):
     def inputs(self) -> None:
         """Add what attention reads."""
         if any(self.model.states):
-            self.sequences = self.leaf(self.outputs)
+            self.sequences = self.leaf(self.slots)
         self.pos = self.leaf(self.rows * (4 if self.model.architecture in _FOLDED else 1))
         if self.model.architecture == "llama4":
             self.scales = self.leaf(self.rows)
@@ -70,7 +71,7 @@ class Attention(Builder):
         is_latent = not any(self.model.values)
         for is_window in sorted(windows):
             cells = (self.cells[1] if is_window else None) or self.cells[0]
-            size = 2 if self.flash and not self.is_old else F32
+            size = 2 if self.flash and not self.options.has_all_logits else F32
             spread = 1 if self.flash else max(self.model.values)  # transposed: of each element
             if self.options.engine_version != "2025-05":
                 of_keys = self.leaf(2 * self.rows)
@@ -78,12 +79,6 @@ class Attention(Builder):
                 self.idxs[is_window] = (of_keys,), (of_values,)
             self.masks[is_window] = self.leaf(cells * self.rows * size // F32)
             self.rotations[is_window] = (None, None) if self.is_old else self._rotations()
-
-    def cast_masks(self) -> None:
-        """Make the masks float16, as kernels of 2025 read them."""
-        if self.flash and self.is_old:
-            for is_window, mask in self.masks.items():
-                self.masks[is_window] = self.node(mask.nbytes // 2 // self.rows // F32, mask)
 
     def _rotations(self) -> tuple[Node | None, Node | None]:
         """Return the matrices that turn queries and keys, and values, of a quantised cache."""
@@ -175,6 +170,8 @@ class Attention(Builder):
         is_window = model.windows[layer] is not None
         cells = (self.cells[1] if is_window else None) or self.cells[0]
         mask = self.masks[is_window]
+        if self.flash and self.options.has_all_logits and not mask.sources:  # it is cast once
+            mask = self.masks[is_window] = self.node(mask.nbytes // 2 // self.rows // F32, mask)
         if model.keys[layer] == 0:  # encoders have no cache
             cells = self.rows
         if turn_keys := self.rotations[is_window][0]:
@@ -188,7 +185,7 @@ class Attention(Builder):
             if each:
                 size = row_bytes(kind.upper(), each) * cells
                 caches.append(Node(size, self._cache_device(layer), lies=True))
-                if self.flash and kind != "f16" and not self.is_old:
+                if self.flash and kind != "f16" and not self.options.has_all_logits:
                     extra += each * cells * 2
         if self.flash:
             if caches and not model.values[layer]:  # values are a part of latent rows
@@ -255,12 +252,12 @@ class Attention(Builder):
             return self._mixer(of, cur)
         kernel, channels = of["ssm_conv1d"].shape
         convolved, values = (kernel - 1) * channels, of["ssm_out"].shape[0]
-        state = (self.model.states[layer] - convolved) * self.outputs * F32  # of each sequence
+        state = (self.model.states[layer] - convolved) * self.slots * F32  # of each sequence
         lies = self._cache_device(layer)
-        before = self.node(0, self.sequences, more=convolved * self.outputs * F32, device=lies)
+        before = self.node(0, self.sequences, more=convolved * self.slots * F32, device=lies)
         joint = self.matrix(of, "ssm_in" if is_mamba else "attn_qkv", cur)
         read = self.node(channels, before, joint, more=before.nbytes)
-        self._keep(read, read.nbytes - F32 * self.rows // max(1, self.outputs), lies)
+        self._keep(read, read.nbytes - F32 * self.rows // self.slots, lies)
         if is_mamba:
             mixed = self.same(self.node(channels, read))
             steps = self.same(self.node(of["ssm_dt.bias"].shape[0], joint))

@@ -67,8 +67,9 @@ class _Graph(Attention):
         model, rows = self.model, self.rows
         tokens = self.leaf(rows)
         features = _LAYERS_OF_FEATURES if model.architecture in _DEEP else 0
-        if not self.is_old:  # embeddings as an input: nothing reads it
-            self.leaf(model.hidden * rows * (1 + features))
+        if not self.is_old:  # embeddings as an input, which what is not chosen reads
+            given = self.leaf(model.hidden * rows * (1 + features))
+            given.readers = not self.options.has_all_logits
         table = self.placed.others.get("per_layer_token_embd")
         if table:  # of which each layer reads a part
             self.per_layer = self.node(table.shape[0], self.leaf(rows), device=HOST)
@@ -88,7 +89,6 @@ class _Graph(Attention):
         padded = self.node(model.hidden * (1 + features), x) if features else x
         if features:
             x, padded.more = padded, padded.nbytes - x.nbytes
-        self.cast_masks()
         if table:
             self.per_layer, self.embedded = self.same(self.per_layer), self.same(x)
             x = self.embedded

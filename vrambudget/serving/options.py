@@ -116,7 +116,7 @@ class SglangOptions(Settings, heading="server, with --engine sglang"):
     )
 
 
-LlamaCppVersion = Literal["2026-10", "2026-09", "2025-08", "2025-05"]
+LlamaCppVersion = Literal["2026-10", "2026-09", "2026-05", "2025-08", "2025-05"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 
 
@@ -181,6 +181,18 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     def is_old(self) -> bool:
         """Whether the rules are those of before --fit."""
         return self.engine_version < "2026"
+
+    @property
+    def has_all_logits(self) -> bool:
+        """Whether a batch has a row of logits for each token, and masks are float32 at first."""
+        return self.engine_version < "2026-09"
+
+    @property
+    def slots_and_streams(self) -> tuple[int, int]:
+        """How many requests run at once, and in how many caches."""
+        if self.parallel is None:
+            return (1 if self.is_old else 4, 1)
+        return self.parallel, 1 if self.kv_unified else self.parallel
 
     def problems(self) -> Iterable[str]:
         """Yield what llama.cpp refuses, and what is not included."""

@@ -24,7 +24,8 @@ from vrambudget.serving.llama_cpp_place import Placement, nbytes, place
 from vrambudget.serving.options import LlamaCppOptions
 
 KINDS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
-"""What a table has a row of, the best first."""
+LOWER = ("Q2_K", "IQ2_M", "IQ2_XXS", "IQ1_M", "IQ1_S")
+"""What a table has a row of, the best first; lower ones where no other fits, until one does."""
 SHORTEST = 4096
 """Tokens that a context should have, if it can: what --fit keeps, too."""
 USUAL = 8192
