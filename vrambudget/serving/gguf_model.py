@@ -52,6 +52,7 @@ class GgufModel:
     experts_used: int = 0
     head_keys: int = 0  # elements of a head's keys, and of its values
     head_values: int = 0
+    window_head: tuple[int, int] = (0, 0)  # in layers with a window
     path: str | None = None  # of a file that was named
 
     @property
@@ -83,6 +84,8 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
     heads = max(1, *sizes.each("attention.head_count", layers, 1))
     used = layers - sizes.one("nextn_predict_layers", 0, least=0, most=layers)
     recurrent = [state or layer >= used for layer, state in enumerate(states)]
+    head_keys = sizes.one("attention.key_length", hidden // heads)
+    head_values = sizes.one("attention.value_length", hidden // heads)
     return GgufModel(
         name=str(header.of("general.name", str, "a name") or name),
         architecture=str(architecture),
@@ -97,8 +100,12 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
         positions=sizes.one("context_length"),
         experts=sizes.one("expert_count", 0, least=0),
         experts_used=max(sizes.each("expert_used_count", layers, 0)),
-        head_keys=sizes.one("attention.key_length", hidden // heads),
-        head_values=sizes.one("attention.value_length", hidden // heads),
+        head_keys=head_keys,
+        head_values=head_values,
+        window_head=(
+            sizes.one("attention.key_length_swa", head_keys),
+            sizes.one("attention.value_length_swa", head_values),
+        ),
         path=path,
     )
 

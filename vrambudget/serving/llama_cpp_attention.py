@@ -78,12 +78,13 @@ class Attention(Builder):
                 of_values = of_keys if is_latent else self.leaf(2 * self.rows * spread)
                 self.idxs[is_window] = (of_keys,), (of_values,)
             self.masks[is_window] = self.leaf(cells * self.rows * size // F32)
-            self.rotations[is_window] = (None, None) if self.is_old else self._rotations()
+            self.rotations[is_window] = (None, None) if self.is_old else self._rotations(is_window)
 
-    def _rotations(self) -> tuple[Node | None, Node | None]:
+    def _rotations(self, is_window: bool) -> tuple[Node | None, Node | None]:  # noqa: FBT001
         """Return the matrices that turn queries and keys, and values, of a quantised cache."""
         model, options = self.model, self.options
-        head = (model.head_keys, model.head_values) if any(model.values) else (0, 0)
+        head = model.window_head if is_window else (model.head_keys, model.head_values)
+        head = head if any(model.values) else (0, 0)
         sizes = (head[0] & -head[0], 64)  # of keys the largest power of 2, of values the smallest
         found = [
             self.leaf(size * size)
@@ -172,8 +173,11 @@ class Attention(Builder):
         mask = self.masks[is_window]
         if self.flash and self.options.has_all_logits and not mask.sources:  # it is cast once
             mask = self.masks[is_window] = self.node(mask.nbytes // 2 // self.rows // F32, mask)
-        if model.keys[layer] == 0:  # encoders have no cache
+        if not any(model.keys):  # encoders have no cache
             cells = self.rows
+        elif not model.keys[layer]:  # it reads that of the last layer before it of its kind
+            kept = zip(model.keys[:layer], model.windows[:layer], strict=True)
+            layer = max(n for n, (k, w) in enumerate(kept) if k and w == model.windows[layer])
         if turn_keys := self.rotations[is_window][0]:
             queries = self.node(queries.nbytes // F32 // self.rows, turn_keys, queries)
         caches = []

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _TELLING = 3  # layers of a kind; where kinds alternate, more: what they leave free settles later
 _OF_KINDS = 6
 _DEEP = frozenset({"qwen3vl", "qwen3vlmoe"})  # whose first layers' sums have an image's features
+_SCALED = frozenset({"gemma3", "gemma3n", "gemma4", "gemma-embedding"})  # embeddings of tokens
 _LAYERS_OF_FEATURES = 3  # n_deepstack_layers
 _RESIDUAL_FIRST = frozenset({"phi3", "phimoe"})  # whose sum takes the residual's place
 
@@ -75,6 +76,7 @@ class _Graph(Attention):
             self.per_layer = self.node(table.shape[0], self.leaf(rows), device=HOST)
         self.inputs()
         self.out_ids = self.leaf(self.outputs)
+        scales: list[Node] = []
         x = self.node(model.hidden, tokens, device=HOST)
         if self.options.engine_version == "2026-10":  # a batch may have embeddings among tokens
             ids, slots = self.leaf(rows), self.leaf(2 * rows)
@@ -84,14 +86,14 @@ class _Graph(Attention):
             self.nodes.append(Node(0, None, [own, slots, made], lies=True))
             for kept in (ids, slots, given, made):  # nothing is made of what is not chosen
                 kept.readers += 1
+            scales = [self.leaf(rows)] if model.architecture in _SCALED else []
         if "position_embd" in self.placed.others and any(model.keys):
             x = self.add(x, self.node(model.hidden, self.pos, device=HOST))
         padded = self.node(model.hidden * (1 + features), x) if features else x
         if features:
             x, padded.more = padded, padded.nbytes - x.nbytes
-        if table:
-            self.per_layer, self.embedded = self.same(self.per_layer), self.same(x)
-            x = self.embedded
+        if model.architecture in _SCALED:
+            x = self.embedded = self.same(x, *scales)
         for layer in _telling(self.placed, model):
             x = self._layer(layer, x, is_last=layer == model.layers - 1)
             x = self.add(x, padded) if layer < features else x
@@ -135,7 +137,8 @@ class _Graph(Attention):
         gated, width = self.same(self.matrix(of, "inp_gate", x)), of["inp_gate"].shape[1]
         if not layer:
             made = self.matrix(self.placed.others, "per_layer_model_proj", self.embedded)
-            made = self.same(self.add(self.same(self.same(made)), self.per_layer))
+            made = self.same(self.same(made))
+            made = self.same(self.add(self.same(self.per_layer), made))
             self.per_layer = self.node(width * self.model.layers, made)
         own = self.node(width, self.per_layer, self.out_ids) if is_last else self.per_layer
         cur = self.norm(of, "post_norm", self.matrix(of, "proj", self.same(gated, own)))
