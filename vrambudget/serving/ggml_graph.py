@@ -65,7 +65,8 @@ def needed(leaves: Sequence[Node], nodes: Sequence[Node], *, pipelined: bool) ->
     arenas: dict[int, _Arena] = {}
     if pipelined:
         for leaf in (*kept, *leaves):
-            for _ in range(_COPIES if leaf.readers else 1):
+            is_input = leaf.readers and (leaf.sources or leaf.device == HOST)
+            for _ in range(_COPIES if is_input else 1):
                 _arena(arenas, leaf).take(leaf.nbytes)
             leaf.at, leaf.readers = 0, _ENDLESS
     for leaf in leaves:

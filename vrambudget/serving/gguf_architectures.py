@@ -28,7 +28,7 @@ PATTERNS: Mapping[str, tuple[int, bool, int | None]] = {
 }
 """Every so manieth layer sees all tokens (the first of them, or the last; 0: the file says which),
 the others a window; the window where the file names none."""
-LATENT = frozenset({"deepseek2", "minicpm3", "plm", "mistral4"})
+LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "minicpm3", "plm", "mistral4"})
 RECURRENT = frozenset({"qwen3next", "qwen35", "qwen35moe"})  # by full_attention_interval
 BY_HEADS = frozenset(
     {"granitehybrid", "jamba", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe", "plamo2"}
@@ -50,11 +50,11 @@ PLAIN = frozenset(
 ARCHITECTURES = PLAIN | LATENT | RECURRENT | BY_HEADS | STATES | UNCACHED | set(PATTERNS)
 SEEN = frozenset(
     (  # noqa: SIM905
-        "apertus arcee baichuan bailingmoe chatglm cohere2 command-r deepseek2 dots1 ernie4_5"
-        " ernie4_5-moe exaone4 gemma gemma2 gemma3 glm4 glm4moe gpt-oss gptneox granite"
-        " granitemoe grok hunyuan-dense hunyuan-moe internlm2 llama llama4 minimax-m2 mistral3"
-        " nemotron olmo olmo2 olmoe phi3 phimoe qwen2 qwen2moe qwen3 qwen35 qwen35moe"
-        " qwen3moe qwen3next seed_oss smollm3 starcoder2"
+        "apertus arcee baichuan bailingmoe chatglm cohere2 command-r deepseek2 deepseek32 dots1"
+        " ernie4_5 ernie4_5-moe exaone4 gemma gemma2 gemma3 glm-dsa glm4 glm4moe gpt-oss gptneox"
+        " granite granitemoe grok hunyuan-dense hunyuan-moe internlm2 llama llama4 minimax-m2"
+        " mistral3 nemotron olmo olmo2 olmoe phi3 phimoe qwen2 qwen2moe qwen2vl qwen3 qwen35"
+        " qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 starcoder2"
     ).split()
 )
 """Architectures whose compute buffers were held against llama.cpp's own."""

@@ -10,7 +10,7 @@ earlier layer's), or a state that does not grow (recurrent layers).
 Source: llama.cpp 0c1e570 of October 2026: src/llama-model.cpp (load_hparams, load_swa_pattern,
 create_memory), src/llama-hparams.cpp (n_embd_k_gqa, n_embd_r, n_embd_s, is_mla, has_kv),
 src/models/*.cpp (load_arch_hparams).
-Not modelled: architectures that are named nowhere here, and caches of an indexer (DeepSeek 3.2).
+Not modelled: architectures that are named nowhere here.
 """
 
 import re
@@ -53,6 +53,8 @@ class GgufModel:
     head_keys: int = 0  # elements of a head's keys, and of its values
     head_values: int = 0
     window_head: tuple[int, int] = (0, 0)  # in layers with a window
+    indexed: tuple[int, ...] = ()  # elements of a token's keys of each layer's indexer
+    chosen: int = 0  # tokens that an indexer lets a layer see, at most
     path: str | None = None  # of a file that was named
 
     @property
@@ -86,10 +88,17 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
     recurrent = [state or layer >= used for layer, state in enumerate(states)]
     head_keys = sizes.one("attention.key_length", hidden // heads)
     head_values = sizes.one("attention.value_length", hidden // heads)
+    tensors = _of_layers(header, layers, used)
+    indexing = {t.name for t in tensors if t.name.endswith("indexer.attn_k.weight")}
+    index = sizes.one("attention.indexer.key_length", 0, least=0) if indexing else 0
     return GgufModel(
         name=str(header.of("general.name", str, "a name") or name),
         architecture=str(architecture),
-        tensors=_of_layers(header, layers, used),
+        tensors=tensors,
+        indexed=tuple(
+            index * (f"blk.{n}.indexer.attn_k.weight" in indexing) for n in range(layers)
+        ),
+        chosen=sizes.one("attention.indexer.top_k", 0, least=0) if indexing else 0,
         keys=tuple(0 if r else n for n, r in zip(keys, recurrent, strict=True)),
         values=tuple(0 if r else n for n, r in zip(values, recurrent, strict=True)),
         windows=windows,

@@ -56,7 +56,7 @@ _SPELLED = {
 }
 _SIMPLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _IN_F32 = frozenset({"ffn_gate_inp", "ssm_conv1d", "altup_correct_coef", "altup_predict_coef"}) | {
-    *("position_embd", "token_types", "shortconv.conv")
+    *("position_embd", "token_types", "shortconv.conv", "indexer.proj")
 }
 _AS_IT_WAS = ("altup", "laurel", "per_layer_model_proj")  # of a file in 16 bit
 _UNQUANTISED = frozenset({"F32", "F16", "BF16"})

@@ -227,6 +227,7 @@ class _Cells:
         for kind, width in (
             (options.cache_type_k.upper(), model.keys[layer]),
             (options.cache_type_v.upper(), values),
+            (options.cache_type_k.upper(), model.indexed[layer]),
         ):
             size = row_bytes(kind, width) * cells * self.streams
             total += in_a_buffer(size, kind, width) if is_padded and size else size

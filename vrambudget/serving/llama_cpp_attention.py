@@ -58,7 +58,7 @@ class Attention(Builder):
         self.masks: dict[bool, Node] = {}  # of layers with a window, and of the others
         self.idxs: dict[bool, tuple[tuple[Node], tuple[Node]]] = {}  # where keys and values go
         self.rotations: dict[bool, tuple[Node | None, Node | None]] = {}
-        self.pos = self.out_ids = self.sequences = self.scales = Node(0, HOST)
+        self.pos = self.out_ids = self.sequences = self.scales = self.top = Node(0, HOST)
 
     def inputs(self) -> None:
         """Add what attention reads."""
@@ -78,6 +78,13 @@ class Attention(Builder):
                 of_values = of_keys if is_latent else self.leaf(2 * self.rows * spread)
                 self.idxs[is_window] = (of_keys,), (of_values,)
             self.masks[is_window] = self.leaf(cells * self.rows * size // F32)
+            if self.model.chosen:
+                self.index_turn = self.leaf(max(self.model.indexed) ** 2)
+                self.index_idxs = self.leaf(2 * self.rows)
+                self.index_mask = self.leaf(cells * self.rows * size // F32)
+                nbytes = self.rows * min(cells, self.model.chosen) * F32
+                self.zeros = [Node(nbytes, device) for device in self.placed.devices[:-1]]
+                self.leaves += self.zeros
             self.rotations[is_window] = (None, None) if self.is_old else self._rotations(is_window)
 
     def _rotations(self, is_window: bool) -> tuple[Node | None, Node | None]:  # noqa: FBT001
@@ -165,12 +172,12 @@ class Attention(Builder):
         found = self.norm(of, f"{name}_norm", found, in_place=not of_heads)
         return self.same(found, self.pos) if of_heads else self.node(width, found, self.pos)
 
-    def _kernel(self, layer: int, queries: Node, width: int) -> Node:
+    def _kernel(self, layer: int, queries: Node, width: int, own: Node | None = None) -> Node:
         """Return attention's output: by one kernel, or by way of scores."""
         model, options = self.model, self.options
         is_window = model.windows[layer] is not None
         cells = (self.cells[1] if is_window else None) or self.cells[0]
-        mask = self.masks[is_window]
+        mask = own or self.masks[is_window]
         if self.flash and self.options.has_all_logits and not mask.sources:  # it is cast once
             mask = self.masks[is_window] = self.node(mask.nbytes // 2 // self.rows // F32, mask)
         if not any(model.keys):  # encoders have no cache
@@ -215,7 +222,27 @@ class Attention(Builder):
                 sources = [each, *places]
                 self.nodes.append(Node(0, self._cache_device(layer), sources, lies=True))
 
+    def _chosen(self, layer: int, of: Mapping[str, Weight], cur: Node, first: Node) -> Node:
+        """Return a mask of the tokens that this layer's indexer chose, or the last one before."""
+        top, mask = min(self.cells[0], self.model.chosen), self.masks[False]
+        zeros = self.node(top, self.zeros[layer])
+        if "indexer.attn_q_b" in of:
+            queries = self.same(self.matrix(of, "indexer.attn_q_b", first), self.pos)
+            queries = self.node(of["indexer.attn_q_b"].shape[1], self.index_turn, queries)
+            weights = self.same(self.matrix(of, "indexer.proj", cur))
+            score = self.node(self.cells[0], queries, weights, self.index_mask)
+            self.top = self.node(top, self.node(top, score))
+        filled = self.same(mask)
+        found = Node(mask.nbytes, None, [filled, mask])
+        self.nodes += [Node(0, None, [zeros, self.top, filled], lies=True), found]
+        return found
+
     def _latent(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+        if "indexer.attn_k" in of:
+            keys = self.norm(of, "indexer.k_norm", self.matrix(of, "indexer.attn_k", cur))
+            keys = self.node(self.model.indexed[layer], self.index_turn, self.same(keys, self.pos))
+            sources = [keys, self.index_idxs]
+            self.nodes.append(Node(0, self._cache_device(layer), sources, lies=True))
         if "attn_q_a" in of:
             first = self.norm(of, "attn_q_a_norm", self.matrix(of, "attn_q_a", cur), in_place=True)
             queries = self.matrix(of, "attn_q_b", first)
@@ -232,7 +259,8 @@ class Attention(Builder):
         values = self.node(low, both)
         keys = self.node(rope, both, self.pos)
         self._store(layer, self.node(low + rope, values, keys))
-        cur = self._kernel(layer, queries, heads * low)
+        mask = self._chosen(layer, of, cur, first) if self.model.chosen else None
+        cur = self._kernel(layer, queries, heads * low, mask)
         width = heads * of["attn_v_b"].shape[1]
         cur = self.node(width, self.heads(of, "attn_v_b", cur, width))
         return self.matrix(of, "attn_output", cur)

@@ -76,24 +76,14 @@ class _Graph(Attention):
             self.per_layer = self.node(table.shape[0], self.leaf(rows), device=HOST)
         self.inputs()
         self.out_ids = self.leaf(self.outputs)
-        scales: list[Node] = []
         x = self.node(model.hidden, tokens, device=HOST)
-        if self.options.engine_version == "2026-10":  # a batch may have embeddings among tokens
-            ids, slots = self.leaf(rows), self.leaf(2 * rows)
-            given = self.leaf(model.hidden * rows * (1 + features))
-            own = self.node(model.hidden, ids, device=HOST)
-            made = self.node(model.hidden * (1 + features), given)
-            self.nodes.append(Node(0, None, [own, slots, made], lies=True))
-            for kept in (ids, slots, given, made):  # nothing is made of what is not chosen
-                kept.readers += 1
-            scales = [self.leaf(rows)] if model.architecture in _SCALED else []
+        if self.options.engine_version == "2026-10":
+            x = self._among_tokens(x, features)
         if "position_embd" in self.placed.others and any(model.keys):
             x = self.add(x, self.node(model.hidden, self.pos, device=HOST))
-        padded = self.node(model.hidden * (1 + features), x) if features else x
-        if features:
-            x, padded.more = padded, padded.nbytes - x.nbytes
-        if model.architecture in _SCALED:
-            x = self.embedded = self.same(x, *scales)
+        elif features and not x.more:
+            x = self._padded(x, features)
+        padded = self.embedded = x
         for layer in _telling(self.placed, model):
             x = self._layer(layer, x, is_last=layer == model.layers - 1)
             x = self.add(x, padded) if layer < features else x
@@ -104,6 +94,25 @@ class _Graph(Attention):
             norm = self.node(model.hidden, x, in_place=True)
             logits = self.matrix({"output": output}, "output", norm)
             logits.readers += 1  # it is asked for
+
+    def _among_tokens(self, x: Node, features: int) -> Node:
+        """Return embeddings of tokens, where a batch may have others among them."""
+        width, rows = self.model.hidden * (1 + features), self.rows
+        ids, slots, given = self.leaf(rows), self.leaf(2 * rows), self.leaf(width * rows)
+        own = self.node(self.model.hidden, ids, device=HOST)
+        if features:
+            x, own = (self._padded(each, features) for each in (x, own))
+        made = self.node(width, given)
+        self.nodes.append(Node(0, None, [own, slots, made], lies=True))
+        for kept in (ids, slots, given, made):  # nothing is made of what is not chosen
+            kept.readers += 1
+        return self.same(x, self.leaf(rows)) if self.model.architecture in _SCALED else x
+
+    def _padded(self, x: Node, features: int) -> Node:
+        """Return embeddings with room for an image's features, which is not read."""
+        found = self.node(self.model.hidden * (1 + features), x)
+        found.more = found.nbytes - x.nbytes
+        return found
 
     def _layer(self, layer: int, x: Node, *, is_last: bool) -> Node:
         of = self.placed.layers[layer]
@@ -193,7 +202,9 @@ class _Graph(Attention):
         taken = self.same(self.node(used * hidden, cur), weights) if is_weighted_first else cur
         names = [n for n in ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps") if n in of]
         made = [self.matrix(of, name, taken, chosen, times=used) for name in names]
-        act = self.node(used * of["ffn_down_exps"].shape[0], *made)
+        is_gated = "ffn_gate_exps" in of or "ffn_gate_up_exps" in of
+        width = used * of["ffn_down_exps"].shape[0]
+        act = self.node(width, *made) if is_gated else self.same(*made)
         down = self.matrix(of, "ffn_down_exps", act, chosen, times=used)
         down = down if is_weighted_first else self.same(down, weights)
         total = self.node(hidden, down, down) if used > 1 else self.node(hidden, down)
