@@ -8,7 +8,8 @@ import torch
 from vrambudget.engine.context import context
 from vrambudget.recording.listener import Phase
 from vrambudget.recording.raw import TensorLayout
-from vrambudget.traced import derived, kernels
+from vrambudget.traced import kernels
+from vrambudget.traced import meta_fallback as derived
 from vrambudget.traced.products import PRODUCTS
 from vrambudget.traced.tensor import dtype_of
 

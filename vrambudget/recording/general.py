@@ -15,7 +15,8 @@ from vrambudget.recording import buffers
 from vrambudget.recording.listener import Listener, Phase
 from vrambudget.recording.raw import Effects, Lies
 from vrambudget.tape.events import Storage
-from vrambudget.traced import casts, derived
+from vrambudget.traced import casts
+from vrambudget.traced import meta_fallback as derived
 from vrambudget.traced.tensor import dtype_of
 
 Patch = tuple[Any, str, Any]

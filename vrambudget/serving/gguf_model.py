@@ -30,6 +30,7 @@ from vrambudget.serving.gguf_architectures import (
 
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST = 1 << 31
+_INDEXER = "indexer.attn_k.weight"
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
@@ -86,18 +87,15 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
     heads = max(1, *sizes.each("attention.head_count", layers, 1))
     used = layers - sizes.one("nextn_predict_layers", 0, least=0, most=layers)
     recurrent = [state or layer >= used for layer, state in enumerate(states)]
-    head_keys = sizes.one("attention.key_length", hidden // heads)
-    head_values = sizes.one("attention.value_length", hidden // heads)
+    head = [sizes.one(f"attention.{part}_length", hidden // heads) for part in ("key", "value")]
     tensors = _of_layers(header, layers, used)
-    indexing = {t.name for t in tensors if t.name.endswith("indexer.attn_k.weight")}
+    indexing = {t.name for t in tensors if t.name.endswith(_INDEXER)}
     index = sizes.one("attention.indexer.key_length", 0, least=0) if indexing else 0
     return GgufModel(
         name=str(header.of("general.name", str, "a name") or name),
         architecture=str(architecture),
         tensors=tensors,
-        indexed=tuple(
-            index * (f"blk.{n}.indexer.attn_k.weight" in indexing) for n in range(layers)
-        ),
+        indexed=tuple(index * (f"blk.{n}.{_INDEXER}" in indexing) for n in range(layers)),
         chosen=sizes.one("attention.indexer.top_k", 0, least=0) if indexing else 0,
         keys=tuple(0 if r else n for n, r in zip(keys, recurrent, strict=True)),
         values=tuple(0 if r else n for n, r in zip(values, recurrent, strict=True)),
@@ -109,11 +107,11 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
         positions=sizes.one("context_length"),
         experts=sizes.one("expert_count", 0, least=0),
         experts_used=max(sizes.each("expert_used_count", layers, 0)),
-        head_keys=head_keys,
-        head_values=head_values,
+        head_keys=head[0],
+        head_values=head[1],
         window_head=(
-            sizes.one("attention.key_length_swa", head_keys),
-            sizes.one("attention.value_length_swa", head_values),
+            sizes.one("attention.key_length_swa", head[0]),
+            sizes.one("attention.value_length_swa", head[1]),
         ),
         path=path,
     )

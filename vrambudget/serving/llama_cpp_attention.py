@@ -219,8 +219,11 @@ class Attention(Builder):
         idxs = self.idxs.get(is_window, ((), ()))
         for each, places in zip(turned, idxs, strict=False):
             if self.model.keys[layer]:
-                sources = [each, *places]
-                self.nodes.append(Node(0, self._cache_device(layer), sources, lies=True))
+                self._write(layer, each, *places)
+
+    def _write(self, layer: int, *sources: Node) -> None:
+        """Write what a layer keeps of each token."""
+        self.nodes.append(Node(0, self._cache_device(layer), sources, lies=True))
 
     def _chosen(self, layer: int, of: Mapping[str, Weight], cur: Node, first: Node) -> Node:
         """Return a mask of the tokens that this layer's indexer chose, or the last one before."""
@@ -241,8 +244,7 @@ class Attention(Builder):
         if "indexer.attn_k" in of:
             keys = self.norm(of, "indexer.k_norm", self.matrix(of, "indexer.attn_k", cur))
             keys = self.node(self.model.indexed[layer], self.index_turn, self.same(keys, self.pos))
-            sources = [keys, self.index_idxs]
-            self.nodes.append(Node(0, self._cache_device(layer), sources, lies=True))
+            self._write(layer, keys, self.index_idxs)
         if "attn_q_a" in of:
             first = self.norm(of, "attn_q_a_norm", self.matrix(of, "attn_q_a", cur), in_place=True)
             queries = self.matrix(of, "attn_q_b", first)
