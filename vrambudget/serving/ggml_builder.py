@@ -77,6 +77,10 @@ class Builder:
         self.nodes.append(found)
         return found
 
+    def copied(self, x: Node) -> Node:
+        """Return what is made of a view."""
+        return self.node(x.nbytes // F32 // self.rows, x)
+
     def node(
         self,
         width: int,

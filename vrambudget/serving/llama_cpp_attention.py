@@ -304,11 +304,11 @@ class Attention(Builder):
         kept = self.node(0, self.sequences, more=state, device=lies)
         mixed = self.same(self.node(channels, read))
         halves = [self.node((channels - values) // 2, mixed) for _ in "qk"]
-        small = [self._copied(self.matrix(of, name, cur)) for name in _OF_STATE if name in of]
+        small = [self.copied(self.matrix(of, name, cur)) for name in _OF_STATE if name in of]
         made = self.node(values, *halves, mixed, *small, kept, more=state)
         self._keep(made, state, lies)
         normed = self.same(self.node(values, made))
-        gate = self._copied(self.matrix(of, "attn_gate", cur))
+        gate = self.copied(self.matrix(of, "attn_gate", cur))
         out = self.matrix(of, "ssm_out", self.same(normed, gate))
         out.shape = "of sequences"  # it is a view of it that the residual is added to
         return out
@@ -317,10 +317,6 @@ class Attention(Builder):
         """Write a part of a tensor to where states are."""
         part = Node(nbytes, None, [of], lies=True)
         self.nodes += [part, Node(0, device, [part], lies=True)]
-
-    def _copied(self, x: Node) -> Node:
-        """Return what is made of a view."""
-        return self.node(x.nbytes // F32 // self.rows, x)
 
     def _mixer(self, of: Mapping[str, Weight], cur: Node) -> Node:
         """Return what another recurrent layer makes, with its projections alive at once."""
