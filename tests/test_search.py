@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from vrambudget.planning import fit as fit_module
-from vrambudget.planning.guess import guessed
+from vrambudget.planning import search as search_module
 from vrambudget.planning.search import Try, largest_that_fits
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 
+MODEL = search_module._OF_NO_BATCH  # noqa: SLF001 - what a batch does not change
 LINES = {
     "a line": lambda n: 1000 + 7 * n,
     "segments of 64": lambda n: 1000 + 7 * n // 64 * 64,
@@ -53,11 +54,12 @@ def test_a_bad_guess_costs_no_more_than_twice_a_search_by_halves(line):
 
 
 def scaled(tape, batch):
-    """Return a tape whose every storage is `batch` times as large, as a compiler might lay it."""
-    return replace(tape, sizes=[batch * size for size in tape.sizes])
+    """Return the tape of a batch `batch` times as large, as a compiler might lay it."""
+    pairs = zip(tape.sizes, tape.purposes, strict=True)
+    return replace(tape, sizes=[s if p in MODEL else batch * s for s, p in pairs])
 
 
-def test_two_sizes_of_one_structure_say_what_a_third_one_takes(monkeypatch):
+def test_one_tape_says_which_size_to_try(monkeypatch):
     scenario = resolve("nanogpt", block=64, gpu="A100", compile=True, batch=3, steps=3)
     job = scenario.job.model_copy(update={"compile": False, "batch": 1})
     one = simulate(scenario.config, job, scenario.platform).tape
@@ -70,14 +72,7 @@ def test_two_sizes_of_one_structure_say_what_a_third_one_takes(monkeypatch):
     monkeypatch.setattr(fit_module, "simulate", compiled)
     needs = replay(scaled(one, 29)).peak.reserved_bytes
     monkeypatch.setattr(type(scenario.gpu), "available_bytes", property(lambda _gpu: needs))
-    assert fit_module.fit(scenario).batch == 29
-    assert asked[-2:] == [29, 30] or asked[-2:] == [30, 29]
-    assert len(asked) <= 4
-
-
-def test_tapes_of_two_structures_say_nothing():
-    scenario = resolve("nanogpt", block=64, gpu="A100")
-    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
-    other = replace(tape, events=[*tape.events[:-1]])
-    assert guessed({1: tape, 2: other}, 1, 9, 2**40) is None
-    assert guessed({1: tape, 2: scaled(tape, 2)}, 1, 9, 2**50) == 8
+    found = fit_module.fit(scenario).batch
+    peaks = [replay(scaled(one, n)).peak.reserved_bytes for n in (found, found + 1)]
+    assert peaks[0] <= needs < peaks[1]
+    assert len(asked) <= 5

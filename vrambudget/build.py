@@ -35,7 +35,7 @@ def build(config: ModelConfig, job: Job) -> Module:
         if job.layout.data in {"fsdp1", "fsdp2"}:
             return build_in_main_memory(build, job.quant, double=job.double_quant)
         prepared = job.mode == "train" and job.loop not in TRL_LOOPS
-        return build_quantised(build, job.quant, double=job.double_quant, prepared=prepared)
+        return build_quantised(build, job, config.model_type, prepared=prepared)
     if job.load is None:
         return _made(config, job.task)
     from vrambudget.training.loading import load  # noqa: PLC0415 - most are made on the GPU

@@ -139,7 +139,6 @@ def _record(
         if job.warm_process:
             warm_up()
         distributed = _distributed(job)
-        barrier = _barrier(job)
         if job.load:
             context.tape.mark(0, Phase.LOADING)
         with distributed.building() if distributed else nullcontext():
@@ -159,6 +158,7 @@ def _record(
         trainable = sum(p.numel for p in trained)
         paged = _paged_bytes(job, trained)
         del parameters, trained
+        barrier = _barrier(job)
         if distributed:
             distributed.cut(model)
         held = _run(model, config, job, settings, distributed, in_full=in_full)
@@ -179,13 +179,16 @@ def _kinds(distributed: "Distributed", ranks: int) -> dict[int, Hashable]:
 def _barrier(job: Job) -> Tensor | None:
     """Return what TRL's ranks wait with while the first prepares the data set: a byte, kept.
 
+    They wait twice; the second is there before the first goes.
+
     Source: accelerate/state.py (main_process_first); torch/csrc/distributed/c10d/ProcessGroup.hpp
-    (barrier, whose tensor is static).
-    Not modelled: the same byte under FSDP 1.
+    (barrier, whose tensor is static). ZeRO 3 collects garbage, this byte too (defragment).
     """
-    if job.loop not in TRL_LOOPS or job.layout.data in {None, "fsdp1"}:
+    if job.loop not in TRL_LOOPS or job.layout.data in {None, "deepspeed3"}:
         return None
-    return made("barrier", (1,), dtypes.uint8)
+    barrier = made("barrier", (1,), dtypes.uint8)
+    barrier = made("barrier", (1,), dtypes.uint8)
+    return barrier  # noqa: RET504 - bound twice
 
 
 def _begins(job: Job) -> str:

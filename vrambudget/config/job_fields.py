@@ -96,7 +96,7 @@ class JobFields(TypedDict, total=False):
     shared_labels: bool
     """The labels are the input_ids themselves, and no copy: `model(x, labels=x)`."""
     empty_cache: bool
-    """The loop calls torch.cuda.empty_cache() before every step."""
+    """Torch.cuda.empty_cache() before every step; in Trainer, when training begins."""
     keep_losses: script.KeepLosses
     """What the loop keeps of every loss: nothing; the loss itself, in a list; or its graph with it
     (backward(retain_graph=True)), which is a leak.
@@ -242,8 +242,8 @@ class JobFields(TypedDict, total=False):
     """FSDP 1 and 2: shards, gradients and states on the host."""
     sharding_strategy: ranks.Strategy
     """FSDP 1: SHARD_GRAD_OP keeps layers gathered until backward."""
-    use_orig_params: bool
-    """FSDP 1: the optimizer steps parts of the original parameters."""
+    use_orig_params: bool | None
+    """FSDP 1: step parts of the original parameters (default: true in Trainer)."""
     forward_prefetch: bool
     """FSDP 1: gather the next layer before this one computes."""
     backward_prefetch: ranks.BackwardPrefetch | None

@@ -13,6 +13,14 @@ from vrambudget.units import format_bytes
 if TYPE_CHECKING:
     from vrambudget.config.job import Job
 
+TRL_LOOPS = ("sft", "dpo")
+METRICS = {"sft": ("entropy", "is_top1"), "dpo": ("entropy", "mean_logits", "is_top1")}
+"""What TRL's trainers ask of their heads besides log probabilities."""
+
+TRL_MAX_LENGTH = 1024  # SFTConfig.max_length, DPOConfig.max_length
+TRAINERS = ("trainer", *TRL_LOOPS)
+"""transformers' Trainer, and the loops that inherit its own."""
+
 _PLAIN_ONLY: Mapping[str, Any] = {
     "zero_grad": "none",
     "forward_returns": "outputs",
@@ -28,16 +36,9 @@ _PLAIN_ONLY: Mapping[str, Any] = {
 _ALSO = {
     "accelerate": ("forward_returns", "keep_outputs", "model_mode"),
     "lightning": ("model_mode",),
+    **dict.fromkeys(TRAINERS, ("empty_cache",)),
 }
 """What is a script's own in loops with a library, too."""
-
-TRL_LOOPS = ("sft", "dpo")
-METRICS = {"sft": ("entropy", "is_top1"), "dpo": ("entropy", "mean_logits", "is_top1")}
-"""What TRL's trainers ask of their heads besides log probabilities."""
-
-TRL_MAX_LENGTH = 1024  # SFTConfig.max_length, DPOConfig.max_length
-TRAINERS = ("trainer", *TRL_LOOPS)
-"""transformers' Trainer, and the loops that inherit its own."""
 
 _TRAINER_OF = "5.17"  # of transformers
 _TRAINER_EVAL_BATCH = 8  # TrainingArguments.per_device_eval_batch_size

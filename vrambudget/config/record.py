@@ -14,7 +14,7 @@ from vrambudget.bounded import read_object
 from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_free
 from vrambudget.config.job import Job
-from vrambudget.config.loops import loop_defaults
+from vrambudget.config.loops import TRAINERS, loop_defaults
 from vrambudget.config.record_inference import KEYS, fields_of, is_inference
 from vrambudget.config.record_ranks import READ_AS_ZERO, fields_of_layout
 from vrambudget.config.settings import show
@@ -62,7 +62,9 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     if is_inference(record):
         values |= fields_of(record)
     if isinstance(layout, Mapping):
-        values = {**READ_AS_ZERO, **values, **fields_of_layout(layout)}
+        # Such records of Trainer were measured by a callback that empties the cache first.
+        begins = values.get("loop") in TRAINERS and "peak_build" in record.get("measured", {})
+        values = {**READ_AS_ZERO, **values, **fields_of_layout(layout), "empty_cache": begins}
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
     if values.get("keep_outputs") is False and "forward_returns" not in values:
         values["forward_returns"] = "loss"  # of older records: out of hand before backward

@@ -110,7 +110,7 @@ class SweepFields(TypedDict, total=False):
     replicate: Many[int]
     cpu_offload: Many[bool]
     sharding_strategy: Many[ranks.Strategy]
-    use_orig_params: Many[bool]
+    use_orig_params: Many[bool | None]
     forward_prefetch: Many[bool]
     backward_prefetch: Many[ranks.BackwardPrefetch | None]
     reduce_bucket_size: Many[ranks.Auto | int]

@@ -32,6 +32,7 @@ from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.tape.events import Purpose
+from vrambudget.training.kbit import QuantisedLinear
 
 _FIRST_BUCKET_BYTES = 2**20
 _BUCKET_BYTES = 25 * 2**20
@@ -69,7 +70,9 @@ class DistributedDataParallel(Module):
         self._synced = 0  # passes whose backward reduces
         self._sends_buffers = True  # require_forward_param_sync
         self._was_rebuilt = not settings.static_graph and settings.find_unused_parameters
-        self._broadcast([*model.parameters(), *self._buffers])
+        codes = {id(m.weight): m.codes for m in model.modules() if isinstance(m, QuantisedLinear)}
+        sent = [codes.get(id(p), p) for p in model.parameters()]
+        broadcast([*sent, *self._buffers])
         in_one = settings.static_graph or not settings.find_unused_parameters
         limits = [2**63] if in_one else settings.limits
         first = assigned(self._parameters, limits, in_order=False)
@@ -88,7 +91,7 @@ class DistributedDataParallel(Module):
         if context.grad_enabled:
             self._rebuild_buckets()
         if self._buffers and self._sends_buffers:
-            self._broadcast(self._buffers)
+            broadcast(self._buffers)
         for around in self._around:
             around.arrived.clear()
         output = self.module(*args, **kwargs)
@@ -99,19 +102,6 @@ class DistributedDataParallel(Module):
         static = self.settings.static_graph
         sinks = is_first if static else self.settings.find_unused_parameters
         return _sunk(output) if sinks else output
-
-    def _broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Send tensors in flat copies; one tensor alone is sent as it is (broadcast_coalesced)."""
-        in_flight: list[Tensor | None] = []
-        for bucket in assigned(tensors, [_BROADCAST_BYTES], in_order=False):
-            if len(in_flight) >= _IN_FLIGHT:
-                in_flight.pop(0)
-            context.operation = "flatten_dense_tensors"
-            with made_for(Purpose.COMMUNICATION):
-                elements = sum(x.numel for x in bucket)
-                flat = empty((elements,), bucket[0].dtype) if len(bucket) > 1 else None
-            in_flight.append(flat)
-            del flat
 
     def _rebuild_buckets(self) -> None:
         """Make the buckets anew, once, in the order in which gradients arrived.
@@ -222,6 +212,20 @@ def assigned(
         return closed
     numbers = {id(x): n for n, x in enumerate(tensors)}
     return sorted(closed, key=lambda bucket: min(numbers[id(x)] for x in bucket))
+
+
+def broadcast(tensors: Sequence[Tensor]) -> None:
+    """Send tensors in flat copies; one tensor alone is sent as it is (broadcast_coalesced)."""
+    in_flight: list[Tensor | None] = []
+    for bucket in assigned(tensors, [_BROADCAST_BYTES], in_order=False):
+        if len(in_flight) >= _IN_FLIGHT:
+            in_flight.pop(0)
+        context.operation = "flatten_dense_tensors"
+        with made_for(Purpose.COMMUNICATION):
+            elements = sum(x.numel for x in bucket)
+            flat = empty((elements,), bucket[0].dtype) if len(bucket) > 1 else None
+        in_flight.append(flat)
+        del flat
 
 
 def buffers_of(model: Module) -> Iterator[Tensor]:

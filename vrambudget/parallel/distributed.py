@@ -13,7 +13,7 @@ What a training loop has to know of it is in `parallel.rank`; a loop of one GPU 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from vrambudget.config.job import Job
@@ -22,11 +22,12 @@ from vrambudget.config.loops import TRAINERS
 from vrambudget.dtypes import named
 from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter
+from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.parallel.context.rank import ContextParallel, Replicated
 from vrambudget.parallel.ddp import DdpSettings, DistributedDataParallel
 from vrambudget.parallel.deepspeed.rank import DeepSpeed
+from vrambudget.parallel.dtensor import ShardedTensorParameter
 from vrambudget.parallel.expert.rank import ExpertParallel
 from vrambudget.parallel.fsdp1.rank import FSDP1
 from vrambudget.parallel.fsdp2.layer_hooks import surround
@@ -35,10 +36,14 @@ from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
 from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding, layers_of
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.host import STATES
+from vrambudget.parallel.meta import move
 from vrambudget.parallel.pipeline.rank import Pipeline
 from vrambudget.parallel.rank import Distributed, Materialised
+from vrambudget.parallel.tensor.collectives import all_gather
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
+from vrambudget.training.fused_head import FusedHead
+from vrambudget.training.param_groups import decay_groups
 
 _LIBRARIES = ("accelerate", *TRAINERS)
 _PREPARED = ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
@@ -172,6 +177,15 @@ class _DDP(Distributed):
         self.in_full = job.gradient_as_bucket_view
         self.lays_layers = not (self.in_full and job.no_sync)  # own gradients would enter buckets
         self.wrapped: DistributedDataParallel | None = None
+        self.is_moved = job.loop in _LIBRARIES and job.quant is None and job.load is None
+
+    def building(self) -> AbstractContextManager[None]:
+        """Build where the script does; libraries move a model that they find in main memory."""
+        return on_meta() if self.is_moved else nullcontext()
+
+    def cut(self, model: Module) -> None:
+        if self.is_moved:
+            move(model)
 
     def wrap(self, model: Module, called: Module) -> Module:
         job = self.job
@@ -235,8 +249,22 @@ class _FSDP2(Distributed):
         if self.has_region and self.job.quant is None:
             self.wrapped.materialise()
         else:
-            self.wrapped.move_and_shard()
+            trained = [p for p in root.parameters() if p.requires_grad]
+            groups = decay_groups(root) if self.job.loop in TRAINERS else (trained,)
+            self.wrapped.move_and_shard([p for group in groups for p in group])
+        if isinstance(root, FusedHead):
+            root.accessed = self._full_tensor
         return called
+
+    def _full_tensor(self, weight: Tensor) -> Tensor:
+        """Gather a head whose module is not called, if nothing that is called lies in its group."""
+        if not isinstance(weight, ShardedTensorParameter):
+            return weight
+        if weight.requires_grad:
+            raise NotModelledError(
+                "the gradient of a head that TRL gathers is not modelled", hint=REHEARSE
+            )
+        return all_gather(weight, 0, self.sharding.shard)
 
     def reference(self, build: Callable[[], Module]) -> Module:
         """Shard it as a whole (trl/models/utils.py, prepare_fsdp), 1.16."""

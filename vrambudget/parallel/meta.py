@@ -13,6 +13,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.tape.events import Purpose, Storage
+from vrambudget.training.loading import as_they_stand
 
 
 def to_empty(module: Module, applied: Callable[[Module], None], *, offload: bool = False) -> None:
@@ -32,6 +33,13 @@ def to_empty(module: Module, applied: Callable[[Module], None], *, offload: bool
             buffer.storage = allocated(buffer, "buffer")
     applied(module)
     context.tape.module = 0
+
+
+def move(module: Module) -> None:
+    """Module.to(device)."""
+    for x in as_they_stand(module):
+        if x.storage.tape is not context.tape:  # a tied one is there already
+            x.storage = allocated(x, "to_device")
 
 
 def allocated(x: Tensor, operation: str) -> Storage:

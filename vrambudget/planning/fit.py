@@ -15,8 +15,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import LARGEST, show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.guess import Guide
-from vrambudget.planning.search import Try, largest_that_fits, model_bytes
+from vrambudget.planning.search import Try, largest_by, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
@@ -134,7 +133,6 @@ class _Search:
         # No size from here on is one; and on 32 bits, as in browsers, no range is longer.
         self.end = min(positions or LARGEST, sys.maxsize - 1) + 1
         self.points: dict[int, Point] = {}
-        self.guide = Guide(self.limit)  # of a job that is compiled at each size
 
     def point(self, n: int) -> Point:
         """Return what the scenario takes at size n."""
@@ -146,8 +144,6 @@ class _Search:
         """Try size n."""
         there = variant(self.scenario, **{self.what: n})
         tape = simulate(there.config, there.job, there.platform).tape
-        if there.job.compile:
-            self.guide.tapes[n] = tape
         replayed = replay_for(tape, self.limit)
         peak, fit = replayed.peak, fits(tape, replayed.peak, self.limit)
         self.points[n] = Point(
@@ -157,12 +153,11 @@ class _Search:
             peak_reserved_bytes=peak.reserved_bytes,
             fits=fit,
         )
-        return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fit)
+        guess = largest_by(tape, n, self.limit, peak.reserved_bytes)
+        return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fit, guess)
 
     def largest(self) -> int:
         """Return the largest size that fits, 0 if none does."""
         start = min(getattr(self.scenario.job, self.what), self.end - 1)
-        found = largest_that_fits(
-            range(1, self.end), self.attempt, start=start, limit=self.limit, guess=self.guide
-        )
-        return found or 0
+        sizes = range(1, self.end)
+        return largest_that_fits(sizes, self.attempt, start=start, limit=self.limit) or 0

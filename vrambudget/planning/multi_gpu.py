@@ -35,7 +35,7 @@ from vrambudget.planning.layouts import (
 )
 from vrambudget.planning.lower_bound import count_parameters, least_bytes
 from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES
-from vrambudget.planning.search import Try, largest_that_fits, model_bytes
+from vrambudget.planning.search import Try, largest_by, largest_that_fits
 from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
@@ -49,7 +49,7 @@ class Usage(NamedTuple):
     """What one rank of a job takes; where what tensors ask for is too much, only that."""
 
     peak_bytes: int  # reserved
-    model_bytes: int
+    batch: int  # the largest that should fit, by what of this one grows with a batch
     fits: bool
     host_bytes: int
     parameters: int
@@ -154,7 +154,8 @@ class Planner:
             times = job.grad_accum if each is None else each // batch
             base = variant(replace(self.scenario, job=job), batch=batch)
             tried[batch] = variant(base, grad_accum=times).job
-            return Try(*self._usage(tried[batch])[:3])
+            usage = self._usage(tried[batch])
+            return Try(usage.peak_bytes, 0, usage.fits, usage.batch)
 
         sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
         batch = largest_that_fits(sizes, attempt, start=sizes[0], limit=self.limit)
@@ -243,11 +244,9 @@ class Planner:
         made = simulate(self.scenario.config, job, self.scenario.platform)
         rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
         room, requested = self._room(job), made.tape.peak_requested_bytes(built(made.tape))
-        if not (fits := requested <= room):
-            return Usage(requested, 0, fits, *rest)
-        replayed = replay(made.tape)
-        reserved = replayed.peak.reserved_bytes
-        return Usage(reserved, model_bytes(replayed.breakdown), reserved <= room, *rest)
+        reserved = requested if requested > room else replay(made.tape).peak.reserved_bytes
+        batch = largest_by(made.tape, job.batch, room, reserved)
+        return Usage(reserved, batch, reserved <= room, *rest)
 
     def _room(self, job: Job) -> int:
         """Return what PyTorch has beside NCCL's buffers at their largest, and the margin."""

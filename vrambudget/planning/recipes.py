@@ -27,9 +27,8 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.choices import words_of
 from vrambudget.planning.forked import forked
-from vrambudget.planning.guess import Guide
 from vrambudget.planning.lower_bound import count_parameters, least_bytes
-from vrambudget.planning.search import Try, largest_that_fits, model_bytes
+from vrambudget.planning.search import Try, largest_by, largest_that_fits, model_bytes
 from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
@@ -240,23 +239,22 @@ class _Kitchen:
     ) -> Recipe | None:
         if least_bytes(job, self.parameters, 0 if job.lora_rank else self.parameters) > self.limit:
             return None
-        base, peaks, guide = replace(self.scenario, job=job), dict[int, int](), Guide(self.limit)
+        base, peaks = replace(self.scenario, job=job), dict[int, int]()
 
         def attempt(batch: int) -> Try:
             self.progress()
             there = self._at(base, batch, most=MOST_TRACED)
             tape = simulate(there.config, there.job, there.platform).tape
-            if job.compile:
-                guide.tapes[batch] = tape
             if (requested := tape.peak_requested_bytes()) > self.limit:
                 return Try(requested, 0, fits=False)
             replayed = replay_for(tape, self.limit)
             peak = replayed.peak
             peaks[batch] = peak.reserved_bytes
             does_fit = fits(tape, peak, self.limit)
-            return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), does_fit)
+            guess = largest_by(tape, batch, self.limit, peak.reserved_bytes)
+            return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), does_fit, guess)
 
-        batch = largest_that_fits(self.sizes, attempt, start=start, limit=self.limit, guess=guide)
+        batch = largest_that_fits(self.sizes, attempt, start=start, limit=self.limit)
         if batch is None:
             return None
         peak_bytes = peaks[batch] + self.gpu.context_bytes

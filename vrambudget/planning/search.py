@@ -12,9 +12,10 @@ happen to fit again; it is not searched for.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from vrambudget.tape.events import Purpose
+from vrambudget.tape.events import Purpose, Tape
 
 _OF_THE_MODEL = (
     Purpose.WEIGHTS,
@@ -24,8 +25,11 @@ _OF_THE_MODEL = (
     Purpose.WORKSPACES,
 )
 
+_OF_NO_BATCH = {*_OF_THE_MODEL, Purpose.GATHERED, Purpose.COMMUNICATION}
+
 _PATIENCE = 1  # tries by the line that need not halve what is left
 _FEW = 16  # sizes that are left to the line alone
+_GUESSES = 4  # tries; what grows otherwise is found without them
 
 
 class Try(NamedTuple):
@@ -34,11 +38,25 @@ class Try(NamedTuple):
     peak_bytes: int
     model_bytes: int
     fits: bool
+    guess: int | None = None  # the largest that should fit, by what of this one grows
 
 
 def model_bytes(breakdown: Mapping[str, int]) -> int:
     """Return the part of a peak that no batch and no block changes."""
     return sum(breakdown[part] for part in _OF_THE_MODEL)
+
+
+def largest_by(tape: Tape, size: int, limit: int, reserved: int) -> int:
+    """Return the largest size that should reserve no more than `limit`, by the tape of one.
+
+    What a pass has alive that is not of the model grows with the size.
+    """
+    begin, end = tape.last_passes()
+    limit = limit * tape.peak_requested_bytes() // reserved
+    grows = [0 if p in _OF_NO_BATCH else n for p, n in zip(tape.purposes, tape.sizes, strict=True)]
+    growing = replace(tape, sizes=grows).alive_bytes(begin, end)
+    rooms = zip(tape.alive_bytes(begin, end), growing, strict=True)
+    return min((size * (limit - alive + n) // n for alive, n in rooms if n), default=size)
 
 
 def largest_that_fits(
@@ -47,13 +65,11 @@ def largest_that_fits(
     *,
     start: int,
     limit: int,
-    guess: Callable[[int, int], int | None] = lambda _good, _bad: None,
 ) -> int | None:
     """Return the largest of `sizes` (rising) that fits into `limit` bytes, None if none does.
 
-    The first try is `start`, which need not be among them. `guess` may say which size should be the
-    largest, given one that fits and a larger one that does not: that is tried next, or the one
-    after it.
+    The first try is `start`, which need not be among them. The guess of the largest that fits is
+    tried next, or the one after it.
     """
     tried: dict[int, Try] = {}
     good, bad = -1, len(sizes)  # indices of the largest that fits and the smallest that does not
@@ -76,9 +92,9 @@ def largest_that_fits(
         many = left[-1] > _FEW and len(left) > _PATIENCE + 1
         if fails and many and 2 * left[-1] > left[-1 - _PATIENCE]:
             index = (good + bad) // 2
-        guessed = guess(sizes[good], sizes[bad - 1] + 1) if good >= 0 else None
-        if guessed is not None:
-            index = bisect_right(sizes, guessed) - 1
+        best = tried.get(sizes[good]) if good >= 0 and len(tried) < _GUESSES else None
+        if best is not None and best.guess is not None and best.guess < sizes[bad - 1] + 1:
+            index = bisect_right(sizes, best.guess) - 1
         size = sizes[min(max(index, good + 1), bad - 1)]
 
 

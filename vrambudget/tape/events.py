@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from vrambudget.dtypes import DType
 from vrambudget.errors import TooLargeError
-from vrambudget.tape.marks import Mark
+from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.packing import SPECIAL, Event, EventKind, changes, decode, encode, stream_bits
 from vrambudget.units import format_bytes
 
@@ -103,15 +103,25 @@ class Tape:
             return ((n, 1) if n >= 0 else (~n, -1) for n in numbers)
         return changes(numbers)
 
-    def peak_requested_bytes(self, start: int = 0, end: int | None = None) -> Any:
-        """Return the most bytes that are asked for at once, from `start` to `end`."""
+    def alive_bytes(self, start: int = 0, end: int | None = None) -> Iterator[Any]:
+        """Yield how many bytes are asked for before and after each event, from `start` to `end`."""
         sizes = self.sizes
         if self.is_fast:  # much of the time of a search; changes[~i] is what i's death changes
             changes = [*sizes, *(-size for size in reversed(sizes))]
             alive = accumulate(map(changes.__getitem__, self.events), initial=0)
         else:
             alive = accumulate((n * sizes[i] for i, n in self.changes()), initial=0)
-        return max(islice(alive, start, None if end is None else end + 1))
+        return islice(alive, start, None if end is None else end + 1)
+
+    def peak_requested_bytes(self, start: int = 0, end: int | None = None) -> Any:
+        """Return the most bytes that are asked for at once, from `start` to `end`."""
+        return max(self.alive_bytes(start, end))
+
+    def last_passes(self) -> tuple[int, int]:
+        """Return from where to where the last forward and backward passes are."""
+        begins = {mark.phase: mark.position for mark in self.marks}
+        begin, end = begins.get(Phase.FORWARD, 0), begins.get(Phase.OPTIMIZER_STEP, 0)
+        return begin, end if end > begin else len(self.events)
 
     def alive_at(self, position: int) -> list[int]:
         """Return the storages that have bytes right after an event, those for longest first."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from vrambudget.config.job import Job
 from vrambudget.dtypes import DType, bool_, float32, int64
-from vrambudget.engine.autograd import keep, record_many
+from vrambudget.engine.autograd import Node, keep, record_many
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -55,6 +55,7 @@ class FusedOutputs:
     is_top1: Tensor | None
     label_mask: Tensor
     backbone_outputs: Tensor | None  # held by the patched forward until the loss is there
+    graph: Node | None = None  # the loss's, which nobody runs backward: it goes with the outputs
 
     def with_loss(self) -> "FusedOutputs":
         """Make the loss once: the trainers do not read it, theirs is of the log probabilities."""
@@ -72,7 +73,7 @@ class FusedHead(Module):
     def __init__(self, model: CausalLM, metrics: Collection[str] = ()) -> None:
         self.patched: Any = model
         self.metrics = metrics
-        self.before_access: Callable[[], None] | None = None  # to the head's weight: ZeRO 3's
+        self.accessed: Callable[[Tensor], Tensor] = lambda weight: weight  # the head's, of shards
         self.is_named_for_causal_lm = getattr(model, "is_named_for_causal_lm", True)
 
     def forward(
@@ -117,6 +118,7 @@ class FusedHead(Module):
             B, T = labels.shape
             mask = made("ne", (B, T - 1), bool_)
             per_token = self._chunked(
+                self.accessed(self.patched.lm_head.weight),
                 index_mask(hidden_states, mask, counted),
                 index_mask(labels.viewed((B, T - 1), (T, 1)), mask, counted),
             )
@@ -128,14 +130,13 @@ class FusedHead(Module):
         if self.hooks is not None:  # FSDP2's, which cast all that is returned: the loss, too
             loss = outputs.with_loss().loss
             assert loss is not None  # noqa: S101 - just made
-            outputs.loss = loss.detach()  # its graph goes with the outputs, before backward
+            outputs.loss, outputs.graph = loss.detach(), loss.node
         return outputs
 
-    def _chunked(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor | None, ...]:
+    def _chunked(
+        self, weight: Tensor, hidden: Tensor, targets: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """_ChunkedLogProbFunction: [N, H], [N] -> four of [N]; its gradient is the first's."""
-        if self.before_access is not None:
-            self.before_access()
-        weight: Tensor = self.patched.lm_head.weight
         dtype = hidden.dtype if context.autocast is None else context.autocast.dtype
         inputs = keep(hidden), keep(weight), keep(targets)
         log_z, outputs = self._folded(hidden, weight, dtype)

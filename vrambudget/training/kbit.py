@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from vrambudget.config.fields.adapters import Quant
 from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autocast import to
@@ -38,6 +39,9 @@ from vrambudget.tape.events import Purpose
 from vrambudget.training.loading import by_name, load_buffers, warm_up
 
 _HEAD = "lm_head"
+_WITHOUT_PLAN = ("falcon", "gpt2", "opt")
+_WITH_NORMS = ("exaone4", "gemma3_text", "qwen3")
+"""Types whose base_model_tp_plan, of transformers 5.17, is empty; has norms of queries and keys."""
 
 
 class QuantisedLinear(Linear):
@@ -53,6 +57,13 @@ class QuantisedLinear(Linear):
         if self.is_transposed:
             rows, columns = self.weight.shape
             self.weight.shape = (columns, rows)
+
+    @property
+    def codes(self) -> Tensor:
+        """What its weight consists of, once it is quantised."""
+        held = self.quantised
+        assert held is not None  # noqa: S101 - it was loaded
+        return held.packed if isinstance(held, FourBit) else held.codes
 
     def quantise(self, loaded: Tensor, tables: list[Tensor], *, double: bool) -> None:
         """Quantise the weight, `loaded` onto the device; `tables` gets what all layers share."""
@@ -138,18 +149,20 @@ _LAYERS: dict[Quant, type[QuantisedLinear]] = {"nf4": Linear4bit, "int8": Linear
 
 
 def build_quantised(
-    build: Callable[[], Module], quant: Quant, *, double: bool, prepared: bool
+    build: Callable[[], Module], job: Job, model_type: str, *, prepared: bool
 ) -> Module:
     """Return the model that `build` makes, its linear layers in 4 or 8 bit.
 
     `prepared`: cast the rest to float32, for a job that trains.
     """
+    quant = job.quant
+    assert quant is not None  # noqa: S101 - else it is built
     with on_meta():
         model = build()
     for parent, name, child in [*_linear_layers(model)]:
         setattr(parent, name, _LAYERS[quant](child))
     with made_for(Purpose.WEIGHTS):
-        _load(model, double=double)
+        _load(model, job.layout.ranks, model_type, double=job.double_quant)
         if prepared:
             _prepare(model)
     return model
@@ -189,11 +202,14 @@ def _linear_layers(model: Module) -> Iterator[tuple[Module, str, Linear | Conv1D
                 yield module, name, child
 
 
-def _load(model: Module, *, double: bool) -> None:
+def _load(model: Module, ranks: int, model_type: str, *, double: bool) -> None:
     layers = {id(m.weight): m for m in model.modules() if isinstance(m, QuantisedLinear)}
     named = by_name(model)
+    cut = _plan(model, model_type) if ranks > 1 else frozenset()
     bits = (
-        p.numel * (layers[id(p)].bits if id(p) in layers else 8 * p.dtype.itemsize)
+        p.numel
+        * (layers[id(p)].bits if id(p) in layers else 8 * p.dtype.itemsize)
+        // (ranks if id(p) in cut else 1)
         for _, p in named
     )
     warm_up(sum(bits) // 8)
@@ -212,6 +228,23 @@ def _load(model: Module, *, double: bool) -> None:
     for layer in layers.values():
         if isinstance(layer.quantised, FourBit) and tables:
             layer.quantised = replace(layer.quantised, nested=(*layer.quantised.nested, *tables))
+
+
+def _plan(model: Module, model_type: str) -> frozenset[int]:
+    """Return the parameters that transformers' tensor parallelism would cut (get_total_byte_count).
+
+    Where ranks have met, the warm-up counts a rank's part of them, though each loads them whole.
+    """
+    if model_type in _WITHOUT_PLAN:
+        return frozenset()
+    norms = ("q_norm", "k_norm") if model_type in _WITH_NORMS else ()
+    return frozenset(
+        id(p)
+        for module in model.modules()
+        for name, child in vars(module).items()
+        if isinstance(child, Linear) or name in norms
+        for p in child.parameters()
+    )
 
 
 def _prepare(model: Module) -> None:

@@ -44,10 +44,10 @@ def load(config: ModelConfig, build: Callable[[], Module], how: Load) -> Module:
         if how == "device-map":
             _through_a_device_map(model)
             return model
-        for tensor in _as_they_stand(model):
+        for tensor in as_they_stand(model):
             _placed(tensor, tensor.dtype)
         if how == "to-half":
-            for tensor in _as_they_stand(model):
+            for tensor in as_they_stand(model):
                 if tensor.dtype.is_floating_point:
                     _placed(tensor, options.dtype)
     return model
@@ -92,21 +92,16 @@ def _placed(tensor: Tensor, dtype: DType) -> None:
     tensor.storage, tensor.dtype = copy.storage, dtype
 
 
-def _as_they_stand(model: Module) -> Iterator[Tensor]:
+def as_they_stand(module: Module) -> Iterator[Tensor]:
     """Yield parameters and buffers in the order of Module._apply, each once."""
-    seen: set[int] = set()
-    for tensor in _applied(model):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield tensor
+    yield from {id(tensor): tensor for tensor in _applied(module)}.values()
 
 
 def _applied(module: Module) -> Iterator[Tensor]:
     for child in module.children():
         yield from _applied(child)
     own = [value for value in vars(module).values() if isinstance(value, Tensor)]
-    yield from (x for x in own if isinstance(x, Parameter))
-    yield from (x for x in own if not isinstance(x, Parameter))
+    yield from sorted(own, key=lambda x: not isinstance(x, Parameter))
 
 
 def _named(module: Module, prefix: str) -> Iterator[tuple[str, Parameter]]:

@@ -124,8 +124,9 @@ class Ranks(Settings, heading="several GPUs"):
     sharding_strategy: Strategy = Field(
         "FULL_SHARD", description="FSDP 1: SHARD_GRAD_OP keeps layers gathered until backward"
     )
-    use_orig_params: bool = Field(
-        default=False, description="FSDP 1: the optimizer steps parts of the original parameters"
+    use_orig_params: bool | None = Field(
+        None,
+        description="FSDP 1: step parts of the original parameters (default: true in Trainer)",
     )
     forward_prefetch: bool = Field(
         default=False, description="FSDP 1: gather the next layer before this one computes"

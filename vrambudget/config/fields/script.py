@@ -42,7 +42,7 @@ class Script(Settings, heading="how the loop is written"):
     )
     empty_cache: bool = Field(
         default=False,
-        description="the loop calls torch.cuda.empty_cache() before every step",
+        description="torch.cuda.empty_cache() before every step; in Trainer, when training begins",
     )
     keep_losses: KeepLosses = Field(
         "none",

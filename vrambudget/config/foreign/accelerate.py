@@ -44,7 +44,7 @@ FSDP: Table = {
             "sharding_strategy": OneOf("a sharding strategy", _STRATEGIES),
             "offload_params": Switch({"cpu_offload": True}),
             "cpu_offload": Switch({"cpu_offload": True}),
-            "use_orig_params": Switch({"use_orig_params": True}),
+            "use_orig_params": Switch({"use_orig_params": True}, off={"use_orig_params": False}),
             "backward_prefetch": OneOf("a prefetch in backward", _PREFETCHES),
             "activation_checkpointing": Switch({"checkpointing": "full"}),
             "auto_wrap_policy": Uncounted(

@@ -5,21 +5,22 @@ ranks (a start that NCCL likes: 4 bytes); each rank has an equal part. A paramet
 rank's part, or reaches into it, is one of its parameters, whole.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py (get_partition_info, initialize_gradient_partition,
-average_tensor).
+average_tensor, IPGBucket).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from vrambudget.engine.tensor import Parameter
+from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.parallel.group import Group
 
 _ALIGNMENT = 2  # elements of 16 bits, nccl_start_alignment_factor
 
 
 Slice = tuple[int, int]  # a rank, and how many elements it has
+Entry = tuple[int, Parameter]  # a group's number, and one of its parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,21 @@ def fullest_rank(parameters: Sequence[Parameter], ranks: int) -> int:
         sum(p.numel for p in partition(parameters, Group(ranks, rank)).own) for rank in range(ranks)
     ]
     return sizes.index(max(sizes))
+
+
+@dataclass(slots=True)
+class Bucket:
+    """IPGBucket: gradients that wait to be reduced together."""
+
+    buffers: list[Tensor] = field(default_factory=list)
+    index: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    elements: int = 0
+    extra_large: bool = False
+
+    def clear(self) -> None:
+        """Forget what was reduced."""
+        self.entries.clear()
+        self.grads.clear()
+        self.elements, self.extra_large = 0, False

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from vrambudget.config.job import Job
@@ -20,14 +19,13 @@ from vrambudget.parallel.deepspeed.engine import (
     cast_model,
     cast_parameters,
 )
-from vrambudget.parallel.deepspeed.loop import train
 from vrambudget.parallel.deepspeed.parameter_offload import ZeroOffload
 from vrambudget.parallel.deepspeed.partition import fullest_rank
 from vrambudget.parallel.deepspeed.stage3 import DeepSpeedZeroOptimizerStage3
 from vrambudget.parallel.deepspeed.stage_1_and_2 import DeepSpeedZeroOptimizer
 from vrambudget.parallel.deepspeed.zero_init import zero_init
 from vrambudget.parallel.host import STATES
-from vrambudget.parallel.meta import allocated
+from vrambudget.parallel.meta import allocated, move
 from vrambudget.parallel.rank import Distributed
 from vrambudget.training.fused_head import FusedHead
 from vrambudget.training.kbit import Linear4bit
@@ -78,7 +76,7 @@ class DeepSpeed(Distributed):
             with on_meta() if on_host else nullcontext():
                 cast(root, self.config.dtype)
         if on_host and not is_cut:
-            _move(root)
+            move(root)
         self._parameters = [p for p in root.parameters() if p.requires_grad]
         groups: Sequence[Sequence[Parameter]] = [self._parameters]
         if self.job.loop in TRAINERS:
@@ -111,9 +109,27 @@ class DeepSpeed(Distributed):
         return made
 
     def train(self, run: Run) -> dict[str, Any]:
-        """Train."""
+        """Run a script's loop: forward, backward and step for every micro-batch."""
         assert self.engine is not None  # noqa: S101 - the model was wrapped
-        return train(run, self.engine)
+        engine = self.engine
+        batches, settings = run.batches(), run.settings
+        for _ in run.steps():
+            run.model.train(mode=settings.model_mode == "train")
+            for number in run.micro_batches():
+                run.mark("forward")
+                if not settings.keep_outputs:
+                    outputs = None
+                batch = next(batches)
+                outputs = engine(**batch)
+                loss = outputs.loss
+                if settings.forward_returns == "loss":
+                    outputs = None
+                run.mark("backward")
+                engine.backward(loss)
+                if number == settings.grad_accum - 1:
+                    run.mark("optimizer_step")
+                engine.step()
+        return locals()
 
     def evaluate(self, run: Run) -> dict[str, Any]:
         """Refused when the job was checked."""
@@ -136,7 +152,12 @@ class DeepSpeed(Distributed):
 def _connect(model: Module, offload: ZeroOffload) -> None:
     """Let a head that TRL patched gather its weight, which is another module's."""
     if isinstance(model, FusedHead):
-        model.before_access = partial(offload.accessed, model.patched.lm_head.weight, model)
+
+        def accessed(weight: Tensor) -> Tensor:
+            offload.accessed(model.patched.lm_head.weight, model)
+            return weight
+
+        model.accessed = accessed
 
 
 class _Adapted(Module):
@@ -162,15 +183,3 @@ def _in_float32(place: AbstractContextManager[None]) -> Iterator[None]:
             yield
     finally:
         context.options = options
-
-
-def _move(module: Module) -> None:
-    """Module.to(device): submodules first, then a module's parameters, then its buffers."""
-    for child in module.children():
-        _move(child)
-    context.tape.module = module.path
-    own = [x for x in module.__dict__.values() if isinstance(x, Tensor)]
-    for x in sorted(own, key=lambda x: not isinstance(x, Parameter)):
-        if x.storage.tape is not context.tape:  # a tied one is there already
-            x.storage = allocated(x, "to_device")
-    context.tape.module = 0

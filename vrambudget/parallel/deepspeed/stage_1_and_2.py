@@ -22,7 +22,6 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.context import context, made_for, on_meta, on_stream
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.ops.creation import made
-from vrambudget.parallel.deepspeed.bucket import Bucket
 from vrambudget.parallel.deepspeed.config import ZeroConfig
 from vrambudget.parallel.deepspeed.engine import quotient
 from vrambudget.parallel.deepspeed.gradient_offload import GradientOffload
@@ -32,7 +31,7 @@ from vrambudget.parallel.deepspeed.norms import (
     norm_of_norms,
     scale_and_clip,
 )
-from vrambudget.parallel.deepspeed.partition import Partition, Slice, joined, partition
+from vrambudget.parallel.deepspeed.partition import Bucket, Partition, Slice, joined, partition
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
 from vrambudget.training.optimizer_base import Optimizer

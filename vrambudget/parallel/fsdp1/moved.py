@@ -2,21 +2,19 @@
 
     moved    parameters, then buffers, of modules in breadth-first order, those of inner units
              excepted; a 4-bit weight's scales come with it
-    sent     all of them once more, type by type, flattened for the broadcast from rank 0
+    sent     all of them once more, flattened for the broadcast from rank 0
 
 Source: torch/distributed/fsdp/_init_utils.py (_move_module_to_device,
-_sync_module_params_and_buffers); torch/csrc/distributed/c10d/comm.cpp (broadcast_coalesced: one
-tensor is sent as it is); bitsandbytes/functional.py (QuantState.to), 0.50.2.
+_sync_module_params_and_buffers); bitsandbytes/functional.py (QuantState.to), 0.50.2.
 """
 
 from collections.abc import Container, Mapping, Sequence
 from itertools import chain
 
-from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter, Tensor, empty
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.parallel.ddp import broadcast
 from vrambudget.parallel.meta import allocated
-from vrambudget.tape.events import Purpose
 from vrambudget.training.kbit import QuantisedLinear
 from vrambudget.training.lora import RequiringGradient
 
@@ -42,17 +40,4 @@ def move_from_host(
         parameter.storage = allocated(parameter, "to_device")
     for buffer in dict.fromkeys(buffers):
         buffer.storage = allocated(buffer, "to_device")
-    _sent([*dict.fromkeys(chain(buffers, parameters))])
-
-
-def _sent(tensors: Sequence[Tensor]) -> None:
-    """Flatten what is broadcast, each type by itself: all are there before the first goes."""
-    flat = []
-    context.operation = "flatten_dense_tensors"
-    with made_for(Purpose.COMMUNICATION):
-        for dtype in dict.fromkeys(x.dtype for x in tensors):
-            same = [x for x in tensors if x.dtype is dtype]
-            if len(same) > 1:
-                flat.append(empty((sum(x.numel for x in same),), dtype))
-    while flat:
-        del flat[0]
+    broadcast([*dict.fromkeys(chain(buffers, parameters))])

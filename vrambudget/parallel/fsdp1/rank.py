@@ -44,7 +44,7 @@ class FSDP1(Distributed):
             reduce_dtype=named(mixed or job.reduce_dtype),
             buffer_dtype=named(mixed),
             reshards=job.sharding_strategy == "FULL_SHARD",
-            use_orig_params=job.use_orig_params,
+            use_orig_params=self.is_library if job.use_orig_params is None else job.use_orig_params,
             forward_prefetch=job.forward_prefetch,
             backward_prefetch=job.backward_prefetch == "BACKWARD_PRE"
             or (job.backward_prefetch is None and not self.is_library),

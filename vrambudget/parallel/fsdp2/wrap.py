@@ -167,9 +167,12 @@ class FullyShard:
 
         to_empty(self.model, applied, offload=self.sharding.policies.offload)
 
-    def move_and_shard(self) -> None:
-        """Move each group's parameters from main memory to the GPU whole, and shard them there."""
-        held = []  # fsdp2_prepare_model's input_weight and output_weight
+    def move_and_shard(self, stepped: Sequence[Parameter] = ()) -> None:
+        """Move each group's parameters from main memory to the GPU whole, and shard them there.
+
+        `stepped`: the optimizer's, of which accelerate's _prepare_fsdp2 holds the last one.
+        """
+        held = []  # besides fsdp2_prepare_model's input_weight and output_weight
         for state in self.states:
             parameters = state.group.parameters if state.group is not None else []
             whole = [p.made_whole() for p in parameters]
@@ -178,7 +181,11 @@ class FullyShard:
                     buffer.storage = allocated(buffer, "buffer")
             for p in parameters:
                 p.shard_from_whole()
-            held += [whole[i] for i, p in enumerate(parameters) if p.owners[0][0] in self._ends]
+            held += [
+                whole[i]
+                for i, p in enumerate(parameters)
+                if p.owners[0][0] in self._ends or p.sharded in stepped[-1:]
+            ]
             while whole:
                 del whole[0]
         del held
@@ -219,9 +226,9 @@ def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
             hint=REHEARSE,
         )
     has_adapters = any(isinstance(module, LoraLinear) for module in model.modules())
-    norms = [module for module in base.children() if "Norm" in type(module).__name__]
-    if has_adapters:  # of PEFT's model the child is the whole model, which has no norm of its own
-        norms = []
+    # Of PEFT's model the child is the whole model, which has no norm of its own.
+    children = [] if has_adapters else base.children()
+    norms = [module for module in children if "Norm" in type(module).__name__]
     return embedding, norms[-1] if norms else None, head
 
 

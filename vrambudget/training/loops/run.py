@@ -252,15 +252,9 @@ class Run:
 
         What sharding from main memory leaves in the cache is there when training begins.
         """
-        if self._rank is not None and self._rank.keeps_cache:
-            context.tape.mark(0, Phase.FORWARD)
-        elif self.has_ranks:
-            context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
-
-    def frees_memory(self) -> None:
-        """accelerator.free_memory(): what is cached goes back to the driver."""
-        if not self.has_ranks:
-            self.empty_cache()
+        empties = self.settings.empty_cache
+        if self.has_ranks or empties:
+            context.tape.mark(0, Phase.FORWARD, resets_allocator=empties)
 
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache(): free segments go back to the driver."""

@@ -53,9 +53,9 @@ def _compute_loss(
     metrics = _metrics(run, outputs)
     if run.model.training:
         mask = inputs.get("attention_mask")
-        tokens = made("to_device", (), int64) if mask is None else _sum(mask)
-        gathered = _gathers(run)(run, tokens)
-        del tokens, gathered
+        gathers = _gathers(run)
+        gathered = gathers(run, made("to_device", (), int64) if mask is None else _sum(mask))
+        del gathered
     logits: Outputs | None = None
     if return_outputs:
         with no_grad():

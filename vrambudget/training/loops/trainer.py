@@ -69,7 +69,8 @@ def evaluate(run: Run) -> dict[str, Any]:
 def trained(run: Run, kind: TrainerKind) -> dict[str, Any]:
     """Train as a kind of Trainer does (`_run_epoch`)."""
     model = run.model
-    run.frees_memory()
+    if not run.has_ranks:
+        run.empty_cache()  # accelerator.free_memory()
     optimizer = run.make_grouped_optimizer() if run.engine is None else None
     scaler = run.make_scaler()
     tr_loss = made("to_device", (), float32)
@@ -130,10 +131,8 @@ def over_ranks(run: Run, count: Tensor) -> Tensor:
     """Return the sum of all ranks' counts (average_tokens_across_devices): gathered, then added."""
     own = made("clone", count.shape, count.dtype)
     counts = made("gather", (run.settings.layout.ranks,), count.dtype)
-    del own
-    total = made("sum", (), count.dtype)
-    del counts, count
-    return total
+    del own, count
+    return made("sum", (), counts.dtype)
 
 
 def _training_step(
