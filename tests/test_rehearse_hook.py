@@ -4,10 +4,12 @@ What changes a whole process (dispatch keys, imports) runs in one of its own.
 """
 
 import json
+import multiprocessing.process
 
 import pytest
 from hooked import HOOK, python
 
+from vrambudget.rehearse.hook.vrambudget_hook import frames as frames_of_hook
 from vrambudget.rehearse.hook.vrambudget_hook.counting import Iterations
 from vrambudget.rehearse.launchers import launched
 
@@ -212,3 +214,14 @@ def test_an_iteration_is_a_turn_of_all_that_step(turns, counts, unit):
 
 def test_an_optimizer_that_never_steps_delays_the_first_turn_only():
     assert count("AAA", idle=1) == ([0, 2, 3], "optimizer step")
+
+
+def test_a_line_of_pythons_own_library_is_not_taken_for_the_users():
+    def made_in(*files):
+        frames = [{"filename": each, "line": 1, "name": "run"} for each in files]
+        event = {"action": "alloc", "addr": 0, "size": 512, "stream": 0, "frames": frames}
+        return frames_of_hook.history([event], lambda _: "", cplusplus=False)["stacks"][0][2]
+
+    library, site = multiprocessing.process.__file__, "/opt/lib/python3/dist-packages/a/linear.py"
+    assert made_in(site, library) == ((site, 1, "run"),)
+    assert made_in(site, library, "/home/me/train.py")[1] == ("/home/me/train.py", 1, "run")

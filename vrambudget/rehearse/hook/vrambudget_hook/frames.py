@@ -10,6 +10,7 @@ import gc
 import linecache
 import os
 import re
+import sysconfig
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ _CALLS = {
 # torch.compile writes Python there, under names that are hashes.
 _COMPILED = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0")
 _HERE = str(Path(__file__).parent)
+# What a user did not write: the standard library, and what pip installs.
+_INSTALLED = re.compile(f"^{re.escape(sysconfig.get_path('stdlib'))}/|/(?:site|dist)-packages/")
 
 
 def own_frames(frame: FrameType | None) -> list[FrameType]:
@@ -132,7 +135,7 @@ def _stack(frames: list[dict[str, Any]], *, cplusplus: bool) -> Any:
     python = [f for f in frames if f["filename"].endswith(".py") or f["filename"].startswith("<")]
     own = [f for f in python if not _is_library(f["filename"])]
     user = [f for f in own if not f["filename"].startswith(_COMPILED)]
-    user = [f for f in user if "site-packages" not in f["filename"]]
+    user = [f for f in user if not _INSTALLED.search(f["filename"])]
     lines = tuple((_shown(f["filename"]), f["line"], f["name"]) for f in own[:1] + user[:1])
     if not cplusplus:
         return ("", "", lines)

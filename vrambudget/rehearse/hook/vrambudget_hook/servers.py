@@ -75,6 +75,8 @@ def watch(module: ModuleType, recorder: Any) -> None:
     @functools.wraps(profile)
     def marked(own: Any, *args: Any, **kwargs: Any) -> Any:
         recorder.mark(PROFILE)
+        # Before CUDA graphs are profiled, with a cache for keys and values of their own.
+        _after(type(own.model_runner), "profile_run", lambda _: _keep(recorder))
         return profile(own, *args, **kwargs)
 
     worker.determine_available_memory = marked
@@ -100,9 +102,12 @@ def _profiled(worker: Any, recorder: Any, notes: dict[str, Any]) -> None:
     runner = worker.model_runner
     notes["rank"] = int(getattr(worker, "rank", 0))
     notes["weights_bytes"] = int(getattr(runner, "model_memory_usage", 0))
+    recorder.note("worker", notes)
+
+
+def _keep(recorder: Any) -> None:
     recorder.keep("profile")
     recorder.mark("serving")
-    recorder.note("worker", notes)
 
 
 def _warm(_worker: Any, recorder: Any, notes: dict[str, Any]) -> None:
