@@ -98,12 +98,12 @@ def choices(
 
     `ram`: main memory; `context`: tokens, by default as many as fit.
     """
-    ram_bytes = _ram(ram) if isinstance(ram, str) else ram
+    gpus = gpus_of(gpu)
     draft, *others = models_of(options.model_draft) if options.model_draft else [None]
     if others:
         raise VramBudgetError(f"model_draft is {options.model_draft!r}; add a type, as :Q8_0")
     images = projector(Path(options.mmproj)) if options.mmproj else ()
-    machine = Machine(gpus_of(gpu), ram_bytes, draft, images)
+    machine = Machine(gpus, _ram(ram, gpus), draft, images)
     if "ctx_size" in options.model_fields_set and context is None:
         context = options.ctx_size or None
     models = models_of(model)
@@ -116,9 +116,13 @@ def choices(
     return rows, best_of(rows)
 
 
-def _ram(text: str) -> int:
-    """Return the bytes of main memory; as it is sold, 64GB are 64 GiB."""
-    return parse_bytes(re.sub(r"(?i)(?<=[\d\s])([kmgt])b?\s*$", r"\1iB", text))
+def _ram(ram: str | int | None, gpus: list[Gpu]) -> int | None:
+    """Return the bytes of main memory: 64GB are 64 GiB; a Mac has what its GPU leaves."""
+    if ram is None and gpus and gpus[0].key == "apple":
+        return (gpus[0].sold_gb or 0) * 2**30 - gpus[0].capacity_bytes
+    if not isinstance(ram, str):
+        return ram
+    return parse_bytes(re.sub(r"(?i)(?<=[\d\s])([kmgt])b?\s*$", r"\1iB", ram))
 
 
 def models_of(model: ModelSource) -> Iterator[GgufModel]:

@@ -199,16 +199,15 @@ def commands(choice: RunChoice) -> list[str]:
         f"  PARAMETER num_ctx {options.ctx_size // slots}",
         f"  PARAMETER num_batch {options.ubatch_size}",
     ]
+    number = model.layers + 1 if options.n_gpu_layers is None else options.n_gpu_layers
     if options.n_cpu_moe or options.cpu_moe or options.override_tensor or options.tensor_split:
         lines += ["  (no num_gpu: its llama-server's own --fit shares layers and keeps experts)"]
     else:
-        number = model.layers + 1 if options.n_gpu_layers is None else options.n_gpu_layers
         lines += [f"  PARAMETER num_gpu {number}"]
     experts = model.layers if options.cpu_moe else options.n_cpu_moe
     more = f", MoE layers forced onto the CPU {experts}" if experts else ""
-    offload = model.layers if options.n_gpu_layers is None else options.n_gpu_layers
     on = "off" if options.flash_attn == "off" else "on"
-    offload = min(offload, model.layers)
+    offload = min(number, model.layers)
     lines.append(
         f"LM Studio: Context Length {context}, GPU Offload {offload}{more}, Flash Attention {on}"
     )

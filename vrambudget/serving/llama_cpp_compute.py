@@ -202,9 +202,8 @@ class _Graph(Attention):
         taken = self.same(self.node(used * hidden, cur), weights) if is_weighted_first else cur
         names = [n for n in ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps") if n in of]
         made = [self.matrix(of, name, taken, chosen, times=used) for name in names]
-        is_gated = "ffn_gate_exps" in of or "ffn_gate_up_exps" in of
         width = used * of["ffn_down_exps"].shape[0]
-        act = self.node(width, *made) if is_gated else self.same(*made)
+        act = self.same(*made) if names == ["ffn_up_exps"] else self.node(width, *made)
         down = self.matrix(of, "ffn_down_exps", act, chosen, times=used)
         down = down if is_weighted_first else self.same(down, weights)
         total = self.node(hidden, down, down) if used > 1 else self.node(hidden, down)

@@ -93,10 +93,9 @@ class Machine:
             short = min(SHORTEST, model.positions)
             if 0 < self._longest(model, _with(options, ctx_size=short)) < length:
                 length = short
-        if options.model_fields_set & _SPLITS:
-            chosen = _with(options, ctx_size=length)
-        else:
-            chosen = self.best_split(model, _with(options, ctx_size=length))
+        chosen = _with(options, ctx_size=length)
+        if not options.model_fields_set & _SPLITS:
+            chosen = self.best_split(model, chosen)
         longest = self._longest(model, chosen, context or 0)
         if context is None and longest:
             chosen = _with(chosen, ctx_size=longest)
