@@ -164,6 +164,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if argv[0] in ("-h", "--help", "--version"):
         overview().parse_args(argv)
+    if argv[0] in {"preflight", "follow", "advise", "max_batch"}:
+        raise VramBudgetError(
+            f"{argv[0]} is a function in Python: vrambudget.{argv[0]}(...)",
+            hint="of a model that has a name: vrambudget MODEL --gpu GPU",
+        )
     if any(word.startswith("model=") for word in takewhile("--".__ne__, argv)):
         from vrambudget.config.foreign.ultralytics import model_first  # noqa: PLC0415 - YOLO alone
 

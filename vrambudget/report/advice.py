@@ -15,6 +15,8 @@ _OPTIONS = 50  # columns
 
 def next_step(advice: Advice) -> str:
     """Return the cheapest change that makes the job fit, in one sentence."""
+    if advice.fits is not False:
+        return f"{'the job fits; ' if advice.fits else ''}what the GPU holds with one change:"
     enough = [option for option in advice.options if option.fits]
     best = min(enough, key=lambda option: option.cost is Cost.DATA, default=None)
     if best is None:

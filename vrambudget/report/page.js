@@ -53,8 +53,8 @@ function timeline(curve) {
       const name = `${count > 1 ? `${count} x ` : ""}${description}`;
       return row(module ? `${name}, in ${module}` : name, count * bytes, purpose);
     });
-    const lists = element("div", null, list("alive, by purpose", purposes),
-      list("largest tensors", tensors));
+    const alive = title ? [] : [list("alive, by purpose", purposes)]; // the peak's are in the table
+    const lists = element("div", null, ...alive, list("largest tensors", tensors));
     lists.className = "lists";
     moment.replaceChildren(first, lists);
     cursor.style.display = column === curve.peak ? "none" : "block";
