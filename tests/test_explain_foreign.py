@@ -167,6 +167,13 @@ def test_a_word_may_be_broken_where_the_terminal_ended():
     assert "--max-model-len 44768 is the longest that fits" in found.next_steps
 
 
+def test_the_total_of_jax_may_stand_some_lines_below():
+    stats = "BufferAssignment stats:\n  parameter allocation: 4.00GiB\n  total allocation: 24.00GiB"
+    found = explain_foreign(f"RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\n{stats}")
+    assert found is not None
+    assert "The program would hold 24.00GiB in all." in found.what_happened
+
+
 def test_other_texts_are_not_known():
     assert explain_foreign("epoch 3: loss 1.25\nMemory usage is fine") is None
 

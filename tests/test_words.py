@@ -75,6 +75,9 @@ def names_and_remarks(text: str) -> tuple[set[str], list[str]]:
 def test_code_has_no_retired_word_in_names_comments_and_docstrings():
     names = {"walked", "walker", "told", "births", "unasked", "room_bytes", "gpu_with_room"}
     names |= {"StandIn", "CountedLoop", "as_counted", "was_counted", "counted_of"}
+    names |= {"follower", "Follower", "followed_in", "followed_version", "ranked", "judged"}
+    names |= {"judging", "TwoPools", "is_settled", "Floor", "_Taken", "CardPeak", "on_card"}
+    names |= {"is_on_card", "full_card", "card_now", "visible_cards", "CARD"}
     remark = re.compile(r"\b(walked|told|laid down|births|unasked|ways out|at first sight)\b")
     for file in sorted((pages.ROOT / "vrambudget").rglob("*.py")):
         words, remarks = names_and_remarks(file.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Recurrent layers by PyTorch's own CUDA kernels: one cell for each step of each layer.
 
-A real GPU runs cuDNN's, which keep other tensors: `doubts` of the report name them.
+A real GPU runs cuDNN's, which keep other tensors: notes of the report name them.
 
 Source: aten/src/ATen/native/RNN.cpp (lstm, gru, apply_layer_stack, FullBidirectionalLayer,
 LSTMCell, GRUCell, SimpleCell).

@@ -239,7 +239,7 @@ def _dependencies(root: Node) -> dict[Node, int]:
 def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> list[Tensor | None]:
     """Run one node. Its incoming gradients die first, then what it saved (call_function).
 
-    What a checkpoint recomputed is handed out once, so it dies as soon as backward returns.
+    What a checkpoint recomputed is handed out once, so it is freed as soon as backward returns.
     """
     if node.part is not None:
         node.part.run(grads, nodes)

@@ -66,7 +66,7 @@ class Around(NamedTuple):
         return {each.storage: place for place, each in noted if each is not None}
 
     def like(self) -> tuple[Any, ...]:
-        """Return what is equal for layers that are alike."""
+        """Return what is equal for identical layers."""
         return self.state, _like([None if each is None else each.storage for each in self.held])
 
     def replayed(

@@ -1,4 +1,4 @@
-"""Layers that are alike: some are traced, the others are replayed as copies of those.
+"""Identical layers: some are traced, the others are replayed as copies of those.
 
     traced    the first two, and the last two of each kind
     replayed  those between: forward is a copy of a traced one's below, backward of one's above
@@ -242,7 +242,7 @@ class _Pass:
             raise CannotRepeatError
 
     def _is_first(self, call: LayerCall) -> bool:
-        """Whether it is the first of its kind: with it dies what all of them share."""
+        """Whether it is the first of its kind: with it is freed what all of them share."""
         return all(other.key[0] != call.key[0] for other in self.calls[: call.number])
 
     def _backward_part(self, key: object) -> BackwardPart:
@@ -259,7 +259,7 @@ def _node(x: Tensor, backward: Callable[[Tensor], Tensor]) -> Node:
 
 
 def _describe(value: Any, kind: list[object], parameters: list[Parameter]) -> None:
-    """Add to `kind` what is equal for layers that are alike, and a layer's parameters."""
+    """Add to `kind` what is equal for identical layers, and a layer's parameters."""
     of = value.__class__
     if of in _PLAIN:
         kind.append(value)

@@ -50,7 +50,7 @@ class LayerCall:
     end: TapeMoment | None = None  # where the next layer was called
     output: Like | None = None
     held: frozenset[int] = frozenset()  # by the graph, until backward comes there
-    attributes: frozenset[int] = frozenset()  # by the graph, until it dies as a whole
+    attributes: frozenset[int] = frozenset()  # by the graph, until it is freed as a whole
     copies: tuple[tuple[int, Like], ...] = ()  # of parameters by number, in the autocast region
     has_graph: bool = False
     operation: str = ""

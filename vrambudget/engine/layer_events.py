@@ -1,4 +1,4 @@
-"""A layer's events with names for storages, so that those of two layers that are alike are equal.
+"""A layer's events with names for storages, so that those of two identical layers are equal.
 
 own           i, in the order in which the part makes them
 its forward's FORWARD + i, in backward

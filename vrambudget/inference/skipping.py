@@ -82,7 +82,7 @@ def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:
 
 
 class StretchFinder:
-    """Finds stretches of steps that are alike; `trace` traces a step by its number.
+    """Finds stretches of identical steps; `trace` traces a step by its number.
 
     `odd`: steps known to be unlike those between them.
     """

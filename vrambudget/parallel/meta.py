@@ -4,7 +4,7 @@ A model too large for one GPU is built without memory, cut, and only then given 
 shards, module by module: submodules first, then a module's parameters, then its buffers.
 
 Source: torch/nn/modules/module.py (to_empty, _apply: DTensors are swapped in place, so a tied
-parameter is made anew for each module that has it, and the earlier one dies).
+parameter is made anew for each module that has it, and the earlier one is freed).
 """
 
 from collections.abc import Callable

@@ -28,7 +28,7 @@ class Distributed:
 
     has_region: bool = True  # whether autocast is around the model's forward
     in_full: bool = False  # whether every pass has to be traced
-    lays_layers: bool = False  # whether layers that are alike may be replayed
+    lays_layers: bool = False  # whether identical layers may be replayed
     keeps_cache: bool = False  # whether training begins with what preparing left in the cache
     loop: TrainingLoop | None = None  # the layout's own, in place of the job's
     engine: Engine | None = None  # the library's own, whose backward steps, too

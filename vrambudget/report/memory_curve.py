@@ -3,7 +3,7 @@
     columns   each stands for some events of one phase and shows the highest of them: what is alive
               then by purpose, the largest groups of tensors, allocated and reserved bytes
     spans     which columns are which phase of which step
-    groups    tensors that are alike, as `planning.tensors` names them
+    groups    identical tensors, as `planning.tensors` names them
 
 Each column is one real moment, so its parts add up, and no peak is lost between two columns. Steps
 that are not on the tape have columns, too: `report.step_columns`.
@@ -223,7 +223,7 @@ class _Columns:
 
 
 class _Groups:
-    """Tensors that are alike, numbered as they come."""
+    """Identical tensors, numbered as they come."""
 
     def __init__(self, tape: Tape, job: Job) -> None:
         self.tape, self.job = tape, job

@@ -204,7 +204,7 @@ def _notes(found: Plan) -> list[str]:
         notes.append(f"left: beside {nccl} for NCCL's buffers; sent: by each GPU")
     if found.margin_bytes:
         notes.append(
-            f"{format_bytes(found.margin_bytes)} stay free for a larger CUDA context"
+            f"each runs with {format_bytes(found.margin_bytes)} less: for a larger CUDA context"
             + "; a desktop takes 0.3 to 1.6 GB more: --margin 2GiB" * ("RTX" in found.gpu)
         )
     notes += filled(shown)

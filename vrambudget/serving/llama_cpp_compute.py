@@ -7,7 +7,7 @@
     where   a layer's weights are; of weights in main memory batches of 32 rows and more are
             computed on the first GPU, with a copy of each weight (and of the layer's cache)
 
-Layers that are alike need what a few of them need: the others are left out.
+Identical layers need what a few of them need: the others are left out.
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_ffn,
 build_moe_ffn), src/models/*.cpp, src/llama-context.cpp (sched_reserve, graph_get_cb),

@@ -2,11 +2,11 @@
 
     kind          integer                          what happens
     allocate      storage + (stream << 32)         a storage is born
-    free          ~storage                         it dies
+    free          ~storage                         it is freed
     fill          allocate's + (1 << 48)           a released storage gets bytes once more
     release       ~(storage + (1 << 48))           its bytes go back, it lives on
     record_stream allocate's + (2 << 48)           work on that stream reads it, too
-    end           storage + (3 << 48)              a released storage dies: no bytes move
+    end           storage + (3 << 48)              a released storage is freed: no bytes move
 
 So `i` and `~i` are all that a tape on the default stream needs; the signs are those of the bytes;
 and all functions here but `decode` take NumPy's arrays of integers as well.

@@ -37,7 +37,7 @@ class Adafactor(Optimizer):
         update: Tensor | None = None
         master: Tensor | None = None
         for parameter in parameters:
-            grad = parameter.grad  # the copy of the one before dies here
+            grad = parameter.grad  # the copy of the one before is freed here
             assert grad is not None  # noqa: S101 - `step` leaves out those without
             grad = _in_float32(grad)
             if parameter not in self.variances:

@@ -81,7 +81,7 @@ class Adam(Optimizer):
             context.operation = "div"
             quotient = empty_like(square_root)
             del square_root
-            denom = quotient  # the one of the parameter before dies here
+            denom = quotient  # the one of the parameter before is freed here
             del quotient
         del denom
 

@@ -36,7 +36,7 @@ class AdamW(Optimizer):
                 )
                 self.moments[parameter] = exp_avg, exp_avg_sq
                 del exp_avg, exp_avg_sq
-            denom = _new("sqrt", parameter)  # the one of the parameter before dies here
+            denom = _new("sqrt", parameter)  # the one of the parameter before is freed here
         del denom
 
 

@@ -1,7 +1,7 @@
 """Modules whose parameters something else may stand in for while they run.
 
 A stand-in is a function of the parameter (a low-rank update added to it, say). It is computed once
-at the first use and lives until the last stand-in of the module goes.
+at the first use and lives until the last replacement of the module goes.
 
 Source: torch/nn/utils/parametrize.py (register_parametrization, cached).
 """

@@ -132,7 +132,7 @@ class FlatParameter:
                 made("full_precision_flat_param", whole, self.dtype)
 
     def unshard(self) -> None:
-        """Gather; a cast shard dies once that is begun.
+        """Gather; a cast shard is freed once that is begun.
 
         A shard in main memory is copied even if the whole is there (pre_unshard).
         """
@@ -209,7 +209,7 @@ class FlatParameter:
             self._set(self.local)
 
     def reduce(self, leaf: Tensor) -> None:
-        """Reduce autograd's gradient, which dies here, and give the shard its part of it."""
+        """Reduce autograd's gradient, which is freed here, and give the shard its part of it."""
         computed, leaf.grad = leaf.grad, None
         assert computed is not None  # noqa: S101 - its hook is called with one
         reduce_dtype = self.settings.reduce_dtype or self.param_dtype
