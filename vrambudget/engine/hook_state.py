@@ -32,10 +32,10 @@ class LayerHooks(Protocol):
         """Return the parameters that the layer computes with, once its forward was there."""
 
     def forward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
-        """Be as after a forward pass; `state` is that of the layer that was copied."""
+        """Take the state after a forward pass; `state` is the copied layer's."""
 
     def backward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
-        """Be as after a backward pass."""
+        """Take the state after a backward pass."""
 
 
 class _Noted(NamedTuple):

@@ -41,7 +41,7 @@ class ForwardPart:
 
     @classmethod
     def of(cls, call: LayerCall) -> ForwardPart | None:
-        """Return a traced call's part; None where it does what is not known here."""
+        """Return a traced call's part; None where it does something that a copy cannot repeat."""
         assert call.end is not None  # noqa: S101 - the next layer was called
         tape, first, stop = context.tape, call.begin.storage, call.end.storage
         events = tape.events[call.begin.event : call.end.event]

@@ -85,7 +85,8 @@ class Plan:
     def __repr__(self) -> str:
         """Return one line."""
         best = f", the best: {self.choices[0].layout}" if self.choices else ""
-        return f"<Plan of {self.model}: {len(self.choices)} ways on {self.gpus} x {self.gpu}{best}>"
+        found = f"{len(self.choices)} recipes on {self.gpus} x {self.gpu}"
+        return f"<Plan of {self.model}: {found}{best}>"
 
     def __str__(self) -> str:
         """Return the table that the command line prints."""

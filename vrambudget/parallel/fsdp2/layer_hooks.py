@@ -72,12 +72,12 @@ class _Hooks:
         return [parameter.unsharded for parameter in self._group.parameters]
 
     def forward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Any]) -> None:
-        """Be as after `pre_forward` and `post_forward`."""
+        """Take the state after `pre_forward` and `post_forward`."""
         self._hold(state, held)
         self._group.note_post_forward()
 
     def backward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Any]) -> None:
-        """Be as after `pre_backward` and `post_backward`."""
+        """Take the state after `pre_backward` and `post_backward`."""
         self._hold(state, held)
         if self._group.prefetched() is not self._below:
             raise CannotRepeatError

@@ -245,7 +245,7 @@ class ParamGroup:
             self.sharded_state = ShardedState.SHARDED
 
     def resume(self, state: ShardedState) -> None:
-        """Be as after `state` was come to; the parameters hold what they did then."""
+        """Take on `state`; the parameters hold what they did then."""
         if state is not self.sharded_state:
             for parameter in self.parameters:
                 parameter.resume(state)

@@ -251,7 +251,7 @@ class ShardedParameter:
         self.accumulated_grad, self.sharded.grad = accumulated_grad, sharded_grad
 
     def resume(self, state: ShardedState) -> None:
-        """Be as after `state` was come to."""
+        """Take on `state`."""
         is_whole = state is ShardedState.UNSHARDED
         self.set_on_modules(self.unsharded if is_whole else self.sharded)
         self.state = state
