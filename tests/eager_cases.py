@@ -454,13 +454,34 @@ def clipped(device):
     return step, (torch.ones(64, 64, device=device), torch.ones(64, device=device).long())
 
 
+def moved(device):
+    """A batch that the step moves itself, an average of weights, a number that is read back."""
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
+    mean = torch.optim.swa_utils.AveragedModel(model)
+    heat = nn.Parameter(torch.zeros(1, device=device))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(batch):
+        x, labels = (batch[key].to("cuda", non_blocking=True) for key in ("x", "labels"))
+        x = (x - x.mean()) / x.std()
+        y = model(x)
+        temperature = heat.exp().item()
+        loss = (temperature * cross_entropy(y, labels, reduction="none")).mean() + y.max()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean.update_parameters(model)
+
+    return step, ({"x": torch.ones(2048, 256), "labels": torch.ones(2048).long()},)
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
         *(attention, recast, picked, averaged, bags, tangents, ensemble),
-        *(masked, experts, spoken, overlap, clipped),
+        *(masked, experts, spoken, overlap, clipped, moved),
     )
 }
 

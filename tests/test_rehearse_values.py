@@ -306,3 +306,14 @@ print([name for name in VIEWS if not described(name).is_view])
 print([name for name in MADE_OF_OTHERS if not described(name).passes])
 """)
     assert out.split("\n")[:2] == ["[]", "[]"]
+
+
+def test_gradients_are_not_followed_so_that_they_are_added_in_place():
+    out = follow("""
+x = torch.ones(4, 8, device="meta", requires_grad=True)
+y = x * 2
+y.register_hook(lambda g: print(known(g)))
+dx, = torch.autograd.grad(y[1:] - y[:-1], x, filled(3, 8))
+print(known(filled(3, 8)) is None, known(dx))
+""")
+    assert out == "None\nFalse None\n"

@@ -35,7 +35,12 @@ from vrambudget.traced.tensor import REHEARSE, dtype_of, no_rule, with_layouts
 
 _aten = torch.ops.aten
 _READ = _aten._local_scalar_dense.default
-_IN_PLACE = {"BinaryCrossEntropy": {"sub", "mul"}, "Clamp": {"logical_and", "logical_or"}}
+_IN_PLACE = {
+    "BinaryCrossEntropy": {"sub", "mul"},
+    "Clamp": {"logical_and", "logical_or"},
+    "MaxBackward1": {"logical_and"},
+    "MinBackward1": {"logical_and"},
+}
 """By nodes of autograd's: operations that write into what the node just made."""
 _UNSURE = {"prod", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
 """Operations whose backward, or whose parts, depend on values."""
@@ -92,7 +97,8 @@ class EagerMode(GpuMode):
             indices = without_masks(self, args[1])
             args = (args[0], indices, *args[2:])
             run = partial(super().dispatch, func, (), args, kwargs)
-        is_unsure = name in _UNSURE and not _is_of_integers(name, args[0])
+        has_backward = name != "prod" or args[0].is_floating_point()
+        is_unsure = name in _UNSURE and has_backward
         if is_unsure or (name == "addmm" and kwargs.get("beta", 1) != 1):
             kernels.unchecked.add(name)
         if is_composed(func) and not (name in WRITES_INTO_ZEROS and self.running.node):
@@ -166,11 +172,6 @@ class EagerMode(GpuMode):
         if note.known is None:
             numbers.note([own_line(stack())])
         return note.ordinary().item()
-
-
-def _is_of_integers(name: str, x: Any) -> bool:
-    """Whether a product is one of integers, which has no backward."""
-    return name == "prod" and not x.is_floating_point()
 
 
 _KEPT = {"xlogy", "special_xlog1py", "neg"}  # results that no formula writes into

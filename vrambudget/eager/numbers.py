@@ -86,8 +86,8 @@ def assume(what: str, line: str | None = None) -> None:
     assumed.setdefault(what, {}).update({line: None} if line else {})
 
 
-def _anew(_x: Unknown, *_: Any) -> Unknown:
-    return Unknown(NUMBER)
+def _anew(_x: Unknown, other: Any = None, *_: Any) -> Any:
+    return NotImplemented if isinstance(other, torch.Tensor) else Unknown(NUMBER)
 
 
 def _deciding(name: str) -> Callable[..., Any]:

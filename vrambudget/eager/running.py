@@ -36,7 +36,9 @@ from vrambudget.traced.live import tensors_in
 from vrambudget.traced.shadows import shadow
 from vrambudget.traced.tensor import DTYPE, GPU, REHEARSE
 
+Ids = AbstractSet[int]  # of tensors
 _CREATE_GRAPH = 3  # its place in the engine's signature
+_COLLECTED = "torch.func leaves some tensors to Python's garbage collector; here they die at once"
 
 
 @contextmanager
@@ -123,6 +125,7 @@ def _transforms(mode: Standing) -> Iterator[tuple[Any, str, Any]]:
         wraps = getattr(target, name)
 
         def wrap(x: Any, *rest: Any, _wraps: Any = wraps) -> Any:
+            numbers.assume(_COLLECTED)
             return _wraps(mode.fake_of(x), *rest)
 
         yield target, name, wrap
@@ -235,11 +238,12 @@ def _label(mode: Standing, optimizer: Any) -> None:
 
 
 def allocate(
-    found: Found, given: Sequence[Any], mode: Standing, met: AbstractSet[int] = frozenset()
-) -> list[Any]:
+    found: Found, given: Sequence[Any], mode: Standing, met: Ids, moved: Ids
+) -> tuple[list[Any], Ids]:
     """Put on the GPU modules, then what a step is called with, then states that optimizers have.
 
-    `met`: ids of tensors that lie there, too. Returns the parameters.
+    `met` lies there, too; `moved` the step puts there itself. Returns the parameters, and which
+    other tensors lie there.
     """
     parameters: dict[int, Any] = {}
     for module in _with_weights(found):
@@ -252,7 +256,7 @@ def allocate(
         mode.head = id(head) if head is not None else mode.head
     mode.reached = {id(x) for x in found.tensors}
     inputs = [x for x in given if isinstance(x, torch.Tensor | Mapping | Sequence)]
-    here = {id(x) for x in tensors_in(inputs, torch.Tensor)} | met
+    here = {id(x) for x in tensors_in(inputs, torch.Tensor)} - parameters.keys() - moved | met
     memory = {x.untyped_storage().data_ptr(): x for x in parameters.values() if not x.is_meta}
     for x in found.tensors:
         is_plain = x.layout is torch.strided and x.numel() and not x.is_meta
@@ -267,7 +271,7 @@ def allocate(
         if id(x) in here:
             mode.lay(x, Purpose.INPUTS)
     _lay_states(found, parameters.values(), mode)
-    return list(parameters.values())
+    return list(parameters.values()), here
 
 
 def _with_weights(found: Found) -> list[torch.nn.Module]:
@@ -292,9 +296,10 @@ def _lay_states(found: Found, parameters: Iterable[Any], mode: Standing) -> None
 
 
 def _lay(module: torch.nn.Module, mode: Standing) -> None:
+    """Put a module there; the counter of an AveragedModel is the host's (optim/swa_utils.py)."""
     for child in module.children():
         _lay(child, mode)
     own = (("parameter", module._parameters), ("buffer", module._buffers))
     for operation, x in [(name, x) for name, tensors in own for x in tensors.values()]:
-        if x is not None and x.dtype in DTYPE:
+        if x is not None and x.dtype in DTYPE and x is not getattr(module, "n_averaged", None):
             mode.lay(x, Purpose.WEIGHTS, operation)

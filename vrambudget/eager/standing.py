@@ -48,6 +48,7 @@ class Standing(TorchFunctionMode):
         self.shadows: dict[int, Module] = {}
         self.reached: set[int] = set()  # ids of the tensors that the step can reach
         self.met: set[int] = set()  # those that are used as the GPU's without a move
+        self.moved: set[int] = set()  # those that the step moves there itself
         self.head = 0
         self.thread = ThreadPoolExecutor(1)  # autograd's
         self._fakes: dict[int, torch.Tensor] = {}
@@ -164,6 +165,9 @@ class Standing(TorchFunctionMode):
 
     def _handed(self, func: Any, result: Any, given: Any, found: list[Any]) -> Any:
         """Return a call's result as the step sees it, and note what it tells of numbers."""
+        goes = "cuda" in known.named_devices(func, *given) and given[0][0].is_cpu
+        if goes and not any(file.endswith("nn/modules/module.py") for file, _ in stack()):
+            self.moved.add(id(given[0][0]))  # modules make sure of what mostly is there
         if is_on_gpu(result):
             self._note(func, result, given, found, None)
             return self._live.get(id(result), result)

@@ -53,12 +53,14 @@ def stepped(
     warm: bool = False,
     prepare: Callable[[Standing], None] = lambda _mode: None,
     met: frozenset[int] = frozenset(),
+    moved: frozenset[int] = frozenset(),
 ) -> Stepped:
     """Return what `steps` calls of `step` leave on the tape. Raises NotModelledError.
 
     `warm`: the process has trained before. `prepare` is called once all lies on the GPU.
 
-    What it uses beside the GPU's tensors without a move was there before (`met`): run anew then.
+    What it uses beside the GPU's tensors without a move was there before (`met`), and of what it is
+    called with the host has what it moves (`moved`): run anew then.
     """
     kernels.unchecked.clear()
     numbers.decided.clear()
@@ -73,17 +75,17 @@ def stepped(
         if warm:
             warm_up()
         with on_the_gpu() as mode:
-            parameters = allocate(found, given, mode, met)
+            parameters, here = allocate(found, given, mode, met, moved - met)
             prepare(mode)
             tape.mark(0, Phase.FORWARD, resets_allocator=True)
             held = _run(step, given, steps, mode)
             tape.close()
-            further = mode.met & mode.reached - met
+            further = mode.met & mode.reached - met, mode.moved & here - moved - met
         unknown = max(context.unknown_workspaces, default=0)
         del held, mode
-    if further:
+    if any(further):
         again: Any = {"steps": steps, "platform": platform, "warm": warm, "prepare": prepare}
-        return stepped(step, given, **again, met=met | further)
+        return stepped(step, given, **again, met=met | further[0], moved=moved | further[1])
     trained = [p for p in parameters if p.requires_grad]
     return Stepped(
         tape,

@@ -197,17 +197,20 @@ def brought_to_host(func: Any, given: Any, mode: Any) -> torch.Tensor | None:
 
     A scalar on the GPU that picks from a tensor of the host is read back, too.
     """
-    args, kwargs = given
+    args, _ = given
     if func is torch.Tensor.__getitem__:
         place = mode.traced_of(args[1]) if isinstance(args[1], torch.Tensor) else None
         of_host = place is not None and not place.dim() and mode.traced_of(args[0]) is None
         value = read_back(place) if place is not None and of_host and args[0].is_cpu else None
         return None if value is None else args[0][value]
-    if func is torch.Tensor.to:
-        named = [*args[1:], *(kwargs[name] for name in ("device",) if name in kwargs)]
-        places = [place for place in named if isinstance(place, torch.device | str)]
-        goes = any(torch.device(place).type == "cpu" for place in places)
-    else:
-        goes = func is torch.Tensor.cpu
-    x = mode.traced_of(args[0]) if goes else None
+    x = mode.traced_of(args[0]) if "cpu" in named_devices(func, *given) else None
     return None if x is None else read_back(x)
+
+
+def named_devices(func: Any, args: Any, kwargs: Any) -> set[str]:
+    """Return the kinds of devices that `.to`, `.cuda` or `.cpu` names; a number is a GPU's."""
+    if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+        return {func.__name__}
+    named = (*args[1:], kwargs.get("device")) if func is torch.Tensor.to else ()
+    found = {torch.device(x).type for x in named if isinstance(x, torch.device | str)}
+    return found | {"cuda" for x in named if type(x) is int}

@@ -11,12 +11,13 @@ Not modelled: operations whose result's size depends on values.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch._dynamo  # PyTorch's hooks would import it in the first call, and keep its frames alive
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from vrambudget.engine.autograd import Edge, Node, Saved, edge_to, keep
 from vrambudget.engine.checkpoint import CheckpointFrame, Holder
@@ -68,7 +69,7 @@ class _Tracer(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         context.operation = packet
         made = False
-        for meta in _tensors(result):
+        for meta in filter(torch.is_tensor, tree_leaves(result)):
             if meta.device.type == "meta" and self.storage_of(meta) is None:
                 nbytes = kernels.result_bytes(packet, args, meta)
                 self.bind(meta, self._into(packet, args) or self.made(packet, meta, nbytes))
@@ -164,7 +165,7 @@ class TorchCall:
         roots: list[Any] = []
         own = {id(meta): x for x, meta in self._inputs}
         written = [(x, meta) for x, meta in self._inputs if meta._version]  # noqa: SLF001
-        for meta in (*_tensors(result), *(meta for _, meta in written)):
+        for meta in (*filter(torch.is_tensor, tree_leaves(result)), *(meta for _, meta in written)):
             if id(meta) in found or meta.device.type != "meta":
                 continue
             if id(meta) in own and not (meta._version and meta.grad_fn is not None):  # noqa: SLF001
@@ -303,15 +304,6 @@ class _Graph:
 
 def _saves(function: Any) -> bool:
     return any(name.startswith("_raw_saved") for name in dir(function))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a result."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
 
 
 def mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:

@@ -102,8 +102,11 @@ class Values:
             return False
         if tensor.layout is not self.torch.strided:
             return False
-        is_small = not tensor.is_floating_point() or tensor.numel() <= FLOATS
-        return is_small and self.storages.nbytes(tensor) <= self.limit
+        if tensor.is_floating_point():
+            is_gradient = self.torch._C._current_graph_task_id() != -1  # added in place if not held
+            if tensor.numel() > (_FEW if is_gradient else FLOATS):
+                return False
+        return self.storages.nbytes(tensor) <= self.limit
 
     def memory(self, tensor: Any) -> Any:
         """Return zeros on the CPU of the size of a tensor's storage."""
