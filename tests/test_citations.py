@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from releases.__main__ import BASELINE, digests, table
 from releases.citations import Citation, citations, cited_in
+from releases.replayed import _DEPEND, depending
 from releases.sources import Sources, digest
 
 _REPOSITORY = ("tools/", "tests/", "examples/")
 """Folders of repositories that no wheel has."""
 
 ELSEWHERE = {
-    "vrambudget/compiled/older.py": "releases of PyTorch before the baseline",
     "vrambudget/config/foreign/": "Axolotl, LLaMA-Factory, torchtune, torchtitan, nanoGPT",
     "vrambudget/config/loops.py": "nanoGPT",
     "vrambudget/models/families/titan.py": "torchtitan",
@@ -98,3 +98,12 @@ def test_a_definition_is_found_by_the_end_of_its_path_and_name(tmp_path):
     }
     assert sources.find("optim/adam.py", ("Adam.stop",)) is None
     assert sources.find("adam.py", ()) == {"library/optim/adam.py": ""}
+
+
+@pytest.mark.parametrize("package", sorted(_DEPEND))
+def test_a_release_s_records_can_be_rehearsed_again(package):
+    found = depending(package)
+    assert len(found) >= 9
+    assert all("card" in record and "measured" in record for record in found)
+    ranks = {record["parallel"]["method"] for record in found if "parallel" in record}
+    assert ranks == ({"ddp", "zero1", "fsdp1", "fsdp2"} if package == "torch" else set())

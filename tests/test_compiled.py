@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -544,7 +545,7 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch):
 
 
 def test_another_version_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: True)
+    monkeypatch.setattr(config.importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
     monkeypatch.setattr(config, "installed_version", lambda _package: "2.9.1")
     error = refused()
     assert "torch 2.9 is installed" in str(error)
@@ -563,7 +564,7 @@ def test_a_gpu_that_cuda_13_has_no_code_for_is_not_compiled_for():
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_another_system_is_refused_by_name(monkeypatch, platform):
-    monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: True)
+    monkeypatch.setattr(config.importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
     monkeypatch.setattr(config.sys, "platform", platform)
     error = refused()
     assert platform in str(error)
@@ -597,7 +598,7 @@ def test_another_system_is_refused_by_name(monkeypatch, platform):
     ],
 )
 def test_what_is_not_compiled_here_is_refused_by_name(monkeypatch, fields, named):
-    monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: True)
+    monkeypatch.setattr(config.importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
     monkeypatch.setattr(config, "installed_version", lambda _package: "2.11.0")
     assert named in str(refused(**fields))
 

@@ -1,6 +1,7 @@
 """Plans of jobs under torch.compile: here each takes what an eager one does at half its block."""
 
 import json
+from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -18,7 +19,7 @@ QUANT = "quant is 'nf4', which is not modelled for a compiled model"
 @pytest.fixture
 def compiled(monkeypatch) -> list[tuple[str, int]]:
     """Return the jobs that are compiled: what they train, and the batch."""
-    monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: True)
+    monkeypatch.setattr(config.importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
     monkeypatch.setattr(config, "installed_version", lambda _package: "2.11.0")
     monkeypatch.setattr(config.sys, "platform", "linux")
     tried = []

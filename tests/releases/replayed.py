@@ -12,16 +12,17 @@ from typing import Any
 from vrambudget.config.record import read_records
 from vrambudget.validate import COUNTERS
 
+from . import ranked
+
 RECORDS = Path(__file__).parents[1] / "records"
 
 _DEPEND = {
-    "torch": ("reference.jsonl", "attention_kernels.jsonl"),
+    "torch": ("reference.jsonl", "ranks.jsonl"),
     "transformers": ("reference.jsonl", "decoders.jsonl", "encoders.jsonl", "generation.jsonl"),
     "peft": ("lora.jsonl",),
     "accelerate": ("loops.jsonl",),
     "trl": ("loops.jsonl",),
     "bitsandbytes": ("methods.jsonl",),
-    "deepspeed": ("ranks.jsonl",),
     "lightning": ("loops.jsonl",),
 }
 _LOOPS = {
@@ -36,7 +37,8 @@ def depending(package: str) -> list[dict[str, Any]]:
     """Return the virtual records of the baseline that depend on a library."""
     found = [r for name in _DEPEND.get(package, ()) for r in read_records(RECORDS / name)]
     loops = _LOOPS.get(package)
-    found = [r for r in found if r.get("source") == "virtual" and not r.get("parallel")]
+    found = [r for r in found if r.get("source") == "virtual"]
+    found = [r for r in found if not r.get("parallel") or ranked.runs(r)]
     return [r for r in found if loops is None or r.get("loop") in loops]
 
 
@@ -66,16 +68,29 @@ def _rehearsed(
     """Return what a job counts now, or why it did not run."""
     given.write_text(json.dumps(record) + "\n")
     made.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "vrambudget", "rehearse", "--jobs", str(given)]
+    command = [sys.executable, "-m", "vrambudget", "rehearse", "--any-torch"]
+    command += ["--gpu", str(record["card"])]
+    if layout := record.get("parallel"):
+        made = made.with_suffix(".json")
+        made.unlink(missing_ok=True)
+        command += ["--ranks", str(layout["world"]), "--rank", str(layout.get("rank", 0))]
+        command += ["-o", str(made), "--", python, ranked.__file__, str(given)]
+    else:
+        command += ["-o", str(made), "--jobs", str(given)]
     ended = subprocess.run(
-        [*command, "--any-torch", "--gpu", str(record["card"]), "-o", str(made)],
-        env={**os.environ, "VRAMBUDGET_PYTHON": python},
+        command,
+        env={**os.environ, "VRAMBUDGET_PYTHON": python, "PYTHONPATH": str(RECORDS.parents[1])},
         capture_output=True,
         text=True,
         check=False,
     )
     if not made.exists():
         return (ended.stderr.strip() or "no record was made").splitlines()[-1]
+    if layout:
+        whole = json.loads(made.read_text())
+        if whole["error"]:
+            return str(whole["error"])
+        return {key: whole[f"{key}_bytes"] for key in _MEASURED.values() if f"{key}_bytes" in whole}
     (found,) = read_records(made)
     measured: Mapping[str, Any] = found["measured"]
     return measured

@@ -11,7 +11,6 @@
     python_ops.py  operations whose C++ asks what only a GPU could answer
     attention.py   which kernel scaled_dot_product_attention takes, and what it is called with
     inductor.py    Inductor's wrappers run; its kernels are neither built nor launched
-    older.py       what an old version's compiler lacks
     fake_storages.py  storages of fake tensors, on the tape
     accumulated.py gradients that are added up in place
     hidden.py      what kernels allocate besides what the wrapper shows

@@ -21,7 +21,7 @@ from vrambudget.config.settings import Field
 from vrambudget.config.versions import default_version, installed_version, plain_version
 from vrambudget.errors import NotModelledError
 
-CHECKED = ("2.8", "2.11", "2.13", "2.14", "2.15")
+CHECKED = ("2.11", "2.13", "2.14", "2.15")
 """Versions of torch whose compiler was held against rehearsals, the oldest first."""
 
 _PLATFORMS = ("linux",)

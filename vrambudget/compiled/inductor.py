@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vrambudget.compiled.dispatch import GPU
 from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.hidden import product
-from vrambudget.compiled.older import as_later
 from vrambudget.compiled.private import (
     ConstantFolder,
     InductorError,
@@ -54,7 +53,6 @@ def without_kernels(mode: GpuMode, *, pads: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
         stack.enter_context(benchmarks(mode, pads=pads))
-        stack.enter_context(as_later())
         for target, name, new in (
             (cache, "load_by_key_path", classmethod(_load)),
             (scheduler, "has_triton", lambda: True),

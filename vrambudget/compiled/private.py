@@ -1,8 +1,8 @@
 """PyTorch's private names that compiling without a GPU takes: all are looked up at once, here.
 
-Any release may move them. What the other modules of this package import stands below, then what
-they call or replace. The first that is missing is an error that names it. Not here: what only some
-of the checked releases have, which is looked for where it is replaced.
+Any release may move them. First what the other modules of this package call or replace, at the end
+what they import from here. The first that is missing is an error that names it. Not here: what only
+some of the checked releases have, which is looked for where it is replaced.
 """
 
 import ctypes
@@ -14,38 +14,6 @@ import torch
 
 from vrambudget.compiled.config import REHEARSE
 from vrambudget.errors import NotModelledError
-
-__all__ = [
-    "REGISTERED_GUARDS",
-    "REGISTER_GUARD",
-    "CompileContext",
-    "ConstantFolder",
-    "FakeTensor",
-    "FakeTensorMode",
-    "FunctionalTensor",
-    "FunctionalTensorMode",
-    "InductorError",
-    "OutputGraph",
-    "ProxyTorchDispatchMode",
-    "SkipFrame",
-    "clone_preserve_strides",
-    "codecache",
-    "compile_fx",
-    "config",
-    "device_interface",
-    "disable_current_modes",
-    "enable_python_dispatcher",
-    "fake_tensor",
-    "get_proxy_slot",
-    "graph_break_reasons",
-    "joint_graph",
-    "list_mode_options",
-    "pad_mm",
-    "scheduler",
-    "triton_codegen",
-    "triton_heuristics",
-    "triton_package",
-]
 
 _TAKEN = (
     # called
@@ -114,7 +82,6 @@ try:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import device_interface
     from torch._dynamo.exc import SkipFrame
-    from torch._dynamo.output_graph import OutputGraph
     from torch._dynamo.utils import graph_break_reasons
     from torch._guards import CompileContext
     from torch._inductor import codecache, compile_fx, config, list_mode_options, scheduler

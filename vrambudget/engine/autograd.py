@@ -126,7 +126,7 @@ def edge_to(x: Tensor | None) -> Edge | None:
         node = Node("accumulate_grad", 0, (), (), None)
         node.variable = x
         x.accumulator = weakref.ref(node)
-    return node, x.slot, x.shape, x.dtype
+    return node, x.slot, x.shape, x.grad_dtype
 
 
 def record(
@@ -166,8 +166,8 @@ def record_many(
             output.requires_grad, output.node, output.slot = True, node, slot
 
 
-def run_backward(loss: Tensor, given: Tensor | None = None, *, retain_graph: bool = False) -> None:
-    """Fill .grad of every leaf that `loss` depends on; `given`: its own (Tensor.backward)."""
+def run_backward(loss: Any, given: Tensor | None = None, *, retain_graph: bool = False) -> None:
+    """Fill .grad of every leaf that `loss` depends on; `given`: its own (for an edge, always)."""
     root = loss.node
     if root is None:
         raise ValueError("the loss does not depend on anything that wants a gradient")

@@ -60,6 +60,11 @@ class Tensor:
         return f"Tensor({list(self.shape)}, {self.dtype})"
 
     @property
+    def grad_dtype(self) -> DType:
+        """The type that its gradients are cast to."""
+        return self.dtype
+
+    @property
     def numel(self) -> Any:
         """Elements."""
         return numel(self.shape)

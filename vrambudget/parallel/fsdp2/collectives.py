@@ -22,6 +22,7 @@ from typing import NamedTuple
 from vrambudget.dtypes import DType
 from vrambudget.engine.context import context, made_for, on_stream
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.engine.versions import torch_since
 from vrambudget.parallel.fsdp2.parameter import ShardedParameter, ShardedState
 from vrambudget.parallel.group import Group
 from vrambudget.tape.events import Purpose, Storage
@@ -125,8 +126,9 @@ def foreach_reduce(
         context.operation = "chunk_cat"
         table = empty_bytes(_chunk_cat_table_bytes([n * reduce_dtype.itemsize for n in numels]))
         del table
-    # A loop over the gradients before this ended at the last one, and its variable holds it still.
-    unsharded_grad = unsharded_grads[-1] if group.size > 1 else None
+    # Until 2.14 a loop over the gradients ended at the last one, and its variable holds it still.
+    is_held = group.size > 1 and not torch_since(2, 15)
+    unsharded_grad = unsharded_grads[-1] if is_held else None
     unsharded_grads.clear()
     with on_stream(REDUCE_SCATTER), made_for(Purpose.GRADIENTS):
         context.operation = "reduce_scatter_output"

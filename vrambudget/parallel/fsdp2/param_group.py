@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import record_many
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor
+from vrambudget.engine.versions import torch_since
 from vrambudget.parallel.fsdp2.collectives import (
     COPY_IN,
     all_gather_inputs,
@@ -102,10 +102,12 @@ class ParamGroup:
             return
         if self.flat_output is None:
             return
-        # Set to None below, but this variable holds it until the function returns.
+        # Until 2.14 a variable of this function holds what is set to None here until it returns.
         previous = None
         if self.training_state is TrainingState.FORWARD:
             previous, self.comm.all_gather_output = self.comm.all_gather_output, None
+        if torch_since(2, 15):
+            previous = None
         foreach_all_gather_copy_out(self.parameters, self.gather_group)
         self._to_unsharded()
         if self.training_state is TrainingState.FORWARD:
@@ -140,6 +142,9 @@ class ParamGroup:
         self.training_state = TrainingState.FORWARD
         self.unshard()
         self.wait_for_unshard()
+        if torch_since(2, 15):  # in its pre_backward, when nothing of this has changed
+            for parameter in self.parameters:
+                parameter.set_grad_dtype(reduces=self.reduce_grads)
 
     def post_forward(self, *, in_backward: bool) -> None:
         """Reshard; a checkpoint that runs forward again in backward does not."""
@@ -180,11 +185,13 @@ class ParamGroup:
     def post_backward(self) -> None:
         """Take the gradients, reshard, and reduce."""
         self.training_state = TrainingState.POST_BACKWARD
-        for parameter in self.parameters:
-            parameter.accumulate_unsharded_grad_if_needed()
+        before = () if torch_since(2, 15) else self.parameters
+        for parameter in before:
+            if parameter.accumulated_grad is not None:  # a new gradient is added to it
+                parameter.unsharded.grad = None
         if not self.reduce_grads:
             self.reshard()
-            for parameter in self.parameters:
+            for parameter in before:
                 parameter.to_accumulated_grad_if_needed()
             return
         with_grad: list[ShardedParameter] = []
@@ -204,7 +211,7 @@ class ParamGroup:
             with_grad,
             grads,
             self.group,
-            _reduce_dtype(with_grad),
+            with_grad[0].reduce_dtype,
             self.replicate,
             all_reduce_grads=self.reduce_grads,
             partial_output=self.partial_output,
@@ -255,7 +262,3 @@ class ParamGroup:
         for parameter in self.parameters:
             parameter.to_sharded_post_forward()
         self.sharded_state = ShardedState.SHARDED_POST_FORWARD
-
-
-def _reduce_dtype(parameters: Sequence[ShardedParameter]) -> DType | None:
-    return parameters[0].reduce_dtype

@@ -18,6 +18,7 @@ from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like, numel
+from vrambudget.engine.versions import torch_since
 from vrambudget.parallel.dtensor import (
     Placement,
     ShardedTensorParameter,
@@ -69,7 +70,9 @@ class ShardedParameter:
         self.offload = policies.offload
         self.param_dtype = policies.param_dtype
         self.reduce_dtype = policies.reduce_dtype
-        if self.reduce_dtype is self.param_dtype:  # init_dtype_attrs
+        if torch_since(2, 15):
+            self.reduce_dtype = self.reduce_dtype or self.orig_dtype  # unsharded_grad_dtype
+        elif self.reduce_dtype is self.param_dtype:  # init_dtype_attrs
             self.reduce_dtype = None
         if self.param_dtype is self.orig_dtype:
             self.param_dtype = None
@@ -89,12 +92,12 @@ class ShardedParameter:
         self.data: Storage | None = None  # of `sharded`; None: in main memory
         self.post_forward_data: Storage | None = None
         self.gathered: Storage | None = None
-        self._unsharded: Parameter | None = None
+        self._unsharded: UnshardedParameter | None = None
         self.accumulated_grad: Tensor | None = None
         self.state = ShardedState.SHARDED
 
     @property
-    def unsharded(self) -> Parameter:
+    def unsharded(self) -> "UnshardedParameter":
         """The whole parameter; it is there once it was gathered for the first time."""
         assert self._unsharded is not None  # noqa: S101 - after wait_for_unshard
         return self._unsharded
@@ -166,7 +169,9 @@ class ShardedParameter:
         """Make the parameter that the module computes with, once."""
         if self._unsharded is None:
             assert self.gathered is not None  # noqa: S101 - it was gathered
-            self._unsharded = _parameter(Parameter, self.shape, self.gather_dtype, self.gathered)
+            whole = _parameter(UnshardedParameter, self.shape, self.gather_dtype, self.gathered)
+            whole.grad_dtype = self.gather_dtype
+            self._unsharded = whole
 
     def to_unsharded(self) -> None:
         """Let the module compute with the whole."""
@@ -192,6 +197,17 @@ class ShardedParameter:
         self._free_unsharded()
         self.state = ShardedState.SHARDED_POST_FORWARD
 
+    def set_grad_dtype(self, *, reduces: bool) -> None:
+        """Have a gradient cast that starts to accumulate; the copy-in casts others (2.15).
+
+        One that is reduced outside of FSDP before is always cast (may_reduce_grad_outside_dp).
+        """
+        assert self.reduce_dtype is not None  # noqa: S101 - since 2.15
+        is_wider = self.reduce_dtype.itemsize > self.gather_dtype.itemsize
+        waits = reduces or self.unsharded.grad is not None
+        is_deferred = is_wider and waits and self.gradient != "partial"
+        self.unsharded.grad_dtype = self.gather_dtype if is_deferred else self.reduce_dtype
+
     def to_accumulated_grad_if_needed(self) -> None:
         """Keep a gradient that is not reduced yet in the type that it will be reduced in."""
         grad = self._unsharded.grad if self._unsharded else None
@@ -201,11 +217,6 @@ class ShardedParameter:
         context.operation = "to_copy"
         self.accumulated_grad = empty_like(grad, self.reduce_dtype)
         self.accumulated_grad.storage.purpose = Purpose.GRADIENTS
-
-    def accumulate_unsharded_grad_if_needed(self) -> None:
-        """Add a new gradient to the one that was kept."""
-        if self.accumulated_grad is not None and self.unsharded.grad is not None:
-            self.unsharded.grad = None
 
     def take_gradient(self) -> Tensor | None:
         """Return what autograd computed, or what was accumulated before, and let it go here.
@@ -264,6 +275,14 @@ class ShardedParameter:
     def _free_unsharded(self) -> None:
         if self.gathered is not None:
             self.gathered.release()
+
+
+class UnshardedParameter(Parameter):
+    """The whole parameter, whose gradient may be of another type than it is itself."""
+
+    __slots__ = ("grad_dtype",)
+
+    grad_dtype: DType
 
 
 _Kind = TypeVar("_Kind", bound=Parameter)

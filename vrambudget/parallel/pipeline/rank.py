@@ -7,6 +7,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.layout import Layout
 from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
+from vrambudget.engine.versions import torch_since
 from vrambudget.errors import VramBudgetError
 from vrambudget.parallel.pipeline.build import build
 from vrambudget.parallel.pipeline.cut import Piece, pieces_of
@@ -67,7 +68,9 @@ class Pipeline(Distributed):
         norm = piece.layers[0].attention_norm.weight
         assert self.job.block is not None  # noqa: S101 - resolved by the caller
         shape = (self.job.batch // self.microbatches, self.job.block, *norm.shape)
-        return Stage(piece, index, index == 0, index == self.stages - 1, shape, norm.dtype)
+        ends = index == 0, index == self.stages - 1
+        lets_go = torch_since(2, 15) and self.job.schedule != "Interleaved1F1B"
+        return Stage(piece, index, *ends, shape, norm.dtype, lets_go)
 
 
 def _check(job: Job, ranks: int, microbatches: int) -> None:

@@ -4,8 +4,9 @@
     1F1B              as many forward as there are stages from here on, then one back, one forward
     Interleaved1F1B   the same over several stages of a rank, by rounds of microbatches
 
-Variables of PyTorch's own functions linger here as there: the last output, the gradients of the
-last send. The last stage's outputs are joined at the end of a step (return_outputs).
+Variables of PyTorch's own functions linger here as there: the gradients of the last send; until
+2.14 the last output, and later, when it is no buffer for ever, what was received last. The last
+stage's outputs are joined at the end of a step (return_outputs).
 
 Source: torch/distributed/pipelining/schedules.py (ScheduleGPipe, Schedule1F1B,
 ScheduleInterleaved1F1B, _get_1f1b_rank_ops, _get_warmup_ops, _PipelineScheduleRuntime).
@@ -60,30 +61,41 @@ class Schedule:
         self.losses.clear()
 
     def _prepare(self) -> None:
-        if self.is_prepared:
+        if self.is_prepared or self.stages[0].lets_go:
             return
         self.is_prepared = True
         all_ops = [x for _ in self.stages for x in first_neighbours()]
         for stage in self.stages:
-            stage.prepare_forward(self.microbatches)
+            for i in range(self.microbatches):
+                stage.receive(i)
         del all_ops
         for stage in self.stages:
-            stage.prepare_backward(self.microbatches)
+            for i in range(self.microbatches):
+                stage.receive_grad(i)
 
-    def _compute_loss(self, stage: Stage, output: Tensor, target: Tensor) -> None:
+    def _compute_loss(self, stage: Stage, output: Tensor, target: Tensor) -> Tensor | None:
+        """Return what a variable of the schedule still holds of the output: until 2.14, it."""
         if stage.is_last:
             self.losses.append(loss_of(output, target))
+        return None if stage.lets_go else output
 
     def _loss(self, stage: Stage, number: int) -> Tensor | None:
         return self.losses[number] if stage.is_last else None
 
     def _gpipe(self, xs: list[Tensor], ys: list[Tensor]) -> None:
         (stage,) = self.stages
+        pending, output = list[list[Tensor]](), None
         for i in range(self.microbatches):
+            ops = stage.receive(i)
             output = stage.forward(i, xs[i])
-            self._compute_loss(stage, output, ys[i])
+            ops = stage.sends(i)
+            pending.append(ops)
+            output = self._compute_loss(stage, output, ys[i])
         for i in range(self.microbatches):
-            ops: list[Tensor] = []
+            stage.release(i)
+        pending.clear()
+        for i in range(self.microbatches):
+            ops = stage.receive_grad(i)
             stage.backward(i, self._loss(stage, i))
             ops = stage.sent(i)
         del ops, output
@@ -92,26 +104,35 @@ class Schedule:
         (stage,) = self.stages
         forward = backward = 0
         warmup = min(self.microbatches, self.ranks - stage.index)
+        fwd_sends, output = list[Tensor](), None
         for _ in range(warmup):
+            fwd_recvs = stage.receive(forward)
             output = stage.forward(forward, xs[forward])
-            fwd_sends = [output]
-            self._compute_loss(stage, output, ys[forward])
+            stage.release(forward - 1)
+            fwd_sends = stage.sends(forward)
+            output = self._compute_loss(stage, output, ys[forward])
             forward += 1
         while True:
+            bwd_recvs = stage.receive_grad(backward)
+            stage.release(forward - 1)
+            fwd_sends.clear()
+            bwd_recvs.clear()
             stage.backward(backward, self._loss(stage, backward))
             bwd_sends = stage.sent(backward)
             backward += 1
             if forward == self.microbatches:
                 break
+            fwd_recvs = stage.receive(forward)
             output = stage.forward(forward, xs[forward])
-            self._compute_loss(stage, output, ys[forward])
-            fwd_sends = [output]
+            output = self._compute_loss(stage, output, ys[forward])
+            fwd_sends = stage.sends(forward)
             forward += 1
         while backward < self.microbatches:
+            bwd_recvs = stage.receive_grad(backward)
             stage.backward(backward, self._loss(stage, backward))
             bwd_sends = stage.sent(backward)
             backward += 1
-        del output, fwd_sends, bwd_sends
+        del output, fwd_recvs, bwd_recvs, bwd_sends
 
     def _interleaved(self, xs: list[Tensor], ys: list[Tensor]) -> None:
         for is_forward, place, number in interleaved_order(

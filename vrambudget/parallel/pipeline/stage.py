@@ -1,17 +1,21 @@
 """One stage of a pipeline: a piece of the model and what it keeps of each microbatch.
 
     receive buffers   for all microbatches, made in the first step and kept for ever: the inputs of
-                      all stages but the first, the outputs' gradients of all but the last
-    fwd_cache         a microbatch's outputs and inputs, from its forward to its backward
+                      all stages but the first, the outputs' gradients of all but the last.
+                      From 2.15 on: made as each is received, and a microbatch's own
+    fwd_cache         a microbatch's outputs and inputs, from its forward to its backward; from 2.15
+                      on the graph stands for an output that was sent
     bwd_cache         its input's gradient, until it is sent
     output_chunks     the last stage's outputs, until the next step
 
 Source: torch/distributed/pipelining/stage.py (_PipelineStageBase, PipelineStage), _backward.py
 (stage_backward).
-Not modelled: shapes that are inferred at runtime, several inputs, a stage in DDP or FSDP.
+Not modelled: what an interleaved schedule receives ahead from 2.15 on, which takes less: as until
+2.14; shapes that are inferred at runtime, several inputs, a stage in DDP or FSDP.
 """
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autograd import run_backward
@@ -20,6 +24,13 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.ops.creation import made
 from vrambudget.tape.events import Purpose
+
+
+class GradientEdge(NamedTuple):
+    """Where backward begins of an output that is let go (torch.autograd.graph.GradientEdge)."""
+
+    node: Any
+    slot: int
 
 
 @dataclass(slots=True)
@@ -32,36 +43,40 @@ class Stage:
     is_last: bool
     shape: Shape
     dtype: DType
-    received: list[Tensor] = field(default_factory=list)
-    received_grads: list[Tensor] = field(default_factory=list)
-    fwd_cache: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    lets_go: bool  # of what was sent, and of what was received: 2.15 and later
+    received: dict[int, Tensor] = field(default_factory=dict)
+    received_grads: dict[int, Tensor] = field(default_factory=dict)
+    fwd_cache: dict[int, tuple[Tensor | GradientEdge, Tensor]] = field(default_factory=dict)
     bwd_cache: dict[int, Tensor | None] = field(default_factory=dict)
     output_chunks: list[Tensor] = field(default_factory=list)
 
-    def prepare_forward(self, microbatches: int) -> None:
-        """Make the buffers that inputs are received in."""
-        if not self.is_first:
-            self.received = [self._buffer() for _ in range(microbatches)]
-            for buffer in self.received:
-                buffer.requires_grad = True
+    def receive(self, number: int) -> list[Tensor]:
+        """Return the buffer that an input is received in, made where it is not there."""
+        return [] if self.is_first else [self._buffer(self.received, number)]
 
-    def prepare_backward(self, microbatches: int) -> None:
-        """Make the buffers that gradients are received in."""
-        if not self.is_last:
-            self.received_grads = [self._buffer() for _ in range(microbatches)]
+    def receive_grad(self, number: int) -> list[Tensor]:
+        """Return the buffer that a gradient is received in, made where it is not there."""
+        return [] if self.is_last else [self._buffer(self.received_grads, number)]
 
-    def _buffer(self) -> Tensor:
-        with made_for(Purpose.COMMUNICATION):
-            return made("recv_buffer", self.shape, self.dtype)
+    def _buffer(self, buffers: dict[int, Tensor], number: int) -> Tensor:
+        if number not in buffers:
+            with made_for(Purpose.COMMUNICATION):
+                buffers[number] = made("recv_buffer", self.shape, self.dtype)
+        return buffers[number]
 
     def clear(self) -> None:
         """Forget the step before (clear_runtime_states)."""
         self.fwd_cache.clear()
         self.output_chunks.clear()
 
+    def _taken(self, buffers: dict[int, Tensor], number: int) -> Tensor:
+        return buffers.pop(number) if self.lets_go else buffers[number]
+
     def forward(self, number: int, x: Tensor) -> Tensor:
         """Run a microbatch forward; `x` is read by the first stage alone."""
-        x = x if self.is_first else self.received[number]
+        if not self.is_first:
+            x = self._taken(self.received, number)
+            x.requires_grad = True
         output: Tensor = self.module(x)
         if self.is_last:
             self.output_chunks.append(output)
@@ -74,8 +89,19 @@ class Stage:
         if loss is not None:
             run_backward(loss)
         else:
-            run_backward(output, self.received_grads[number])
+            run_backward(output, self._taken(self.received_grads, number))
         self.bwd_cache[number], x.grad = x.grad, None
+
+    def sends(self, number: int) -> list[Tensor]:
+        """Return what is sent to the stage after."""
+        output = self.fwd_cache[number][0]
+        return [output] if isinstance(output, Tensor) and not self.is_last else []
+
+    def release(self, number: int) -> None:
+        """Let go of an output that was sent (release_fwd_send_outputs)."""
+        if self.lets_go and not self.is_last and number in self.fwd_cache:
+            output, x = self.fwd_cache[number]
+            self.fwd_cache[number] = GradientEdge(output.node, output.slot), x
 
     def sent(self, number: int) -> list[Tensor]:
         """Return what is sent to the stage before, which lives as long as the caller holds it."""
