@@ -4,6 +4,8 @@ A bound that does not hold shows as a test that does not end: these files stand 
 """
 
 import ast
+import contextlib
+import json
 import time
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from vrambudget.config.foreign.run_file import is_run_file, read_run_file
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
+from vrambudget.rehearse.largest import read_bounds
+from vrambudget.units import whole_number
 
 PACKAGE = Path(vrambudget.__file__).parent
 READS = {"open", "read_text", "read_bytes", "fdopen", "mmap", "open_code", "loadtxt", "fromfile"}
@@ -129,8 +133,41 @@ def test_a_name_with_a_character_that_nobody_sees_is_no_name(name):
 
 def test_an_array_of_one_element_is_no_number():
     numpy = pytest.importorskip("numpy")
-    with pytest.raises(VramBudgetError, match=r"batch is array\(\[3\]\); it should be a valid int"):
+    with pytest.raises(VramBudgetError, match=r"batch is array\(\[3\]\); it should be one value"):
         vrambudget.estimate("gpt2", batch=numpy.array([3]))
     with pytest.raises(VramBudgetError, match=r"n_layer is array\(\[3\]\); it should be"):
         vrambudget.estimate({"model_type": "gpt2", "n_layer": numpy.array([3])})
     assert vrambudget.estimate("gpt2", block=8, batch=numpy.int64(3)).peak.requested_bytes
+    with pytest.raises(VramBudgetError, match=r"compile is array\(\[1, 2\]\); it should"):
+        vrambudget.estimate("gpt2", compile=numpy.array([1, 2]))
+    assert vrambudget.sweep("gpt2", batch=numpy.array(3), block=8)
+
+
+@pytest.mark.parametrize("digits", ["\u00b2", "\u0661", "9" * 5000, "-1", "1_0", ""])
+def test_what_is_no_number_of_some_digits_is_said_by_every_door(digits):
+    assert whole_number(digits) is None
+    for call in (
+        lambda: find_gpu(digits or "?"),
+        lambda: vrambudget.estimate("gpt2", ranks=2, parallel=f"tp={digits}"),
+        lambda: vrambudget.estimate("gpt2", block=f"{digits}:8"),
+        lambda: read_bounds(f"1:{digits}"),
+    ):
+        with pytest.raises(VramBudgetError):
+            call()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"dtype": {"a": 1}, "model_type": "gpt2"},
+        {"torch_dtype": ["bfloat16"], "model_type": "gpt2"},
+        {"model_type": {}},
+        {"model_type": "llama", "quantization_config": ["fp8"]},
+    ],
+)
+def test_a_value_of_another_kind_is_no_traceback(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with contextlib.suppress(VramBudgetError):
+        vrambudget.estimate(tmp_path, block=8)
+    with pytest.raises(VramBudgetError):
+        vrambudget.serve(tmp_path, gpu="h100")

@@ -322,7 +322,7 @@ def test_the_longest_answer_fits_and_one_token_more_does_not(fields):
 
 
 def test_an_answer_that_never_fills_the_card_is_replayed_once(monkeypatch):
-    monkeypatch.setattr("vrambudget.planning.longest._tried", None)
+    monkeypatch.setattr("vrambudget.planning.longest.Search", None)
     scenario = resolve("gpt2", gpu="8GB", mode="generate", prompt=1000, new=4)
     assert longest_answer(scenario) == (24, 24)  # all positions
 

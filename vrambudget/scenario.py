@@ -82,6 +82,8 @@ def resolve(
         if (inner := original(model)) is not None:
             model, fields = inner, {"compile": True, **fields}
         return _of_module(model, gpu=gpu, **fields)
+    if array := next((name for name, v in fields.items() if getattr(v, "ndim", 0)), None):
+        raise VramBudgetError(f"{array} is {show(fields[array])}; it should be one value")
     found = find_model(of_files(model, config))
     known = config_of(found)
     named = found.run.gpu if gpu is None and found.run else gpu

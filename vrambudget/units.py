@@ -16,6 +16,7 @@ _FACTORS: dict[str, int] = {
 }
 _SIZE = re.compile(r"\s*(\d{0,18})(?:\.(\d{1,18}))?\s*([a-z]+)\s*", re.IGNORECASE)
 _STEP = 1024
+_DIGITS = 18
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -31,6 +32,11 @@ def parse_bytes(text: str) -> int:
         )
     scale: int = 10 ** len(decimals)
     return int(whole + decimals) * factor // scale  # in integers: exact at any size
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text is, None for one with anything but digits, or too many."""
+    return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdigit() else None
 
 
 def format_bytes(n: int, unit: str | None = None) -> str:

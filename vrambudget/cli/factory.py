@@ -11,6 +11,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.program.catalog import recorded_types
 from vrambudget.scenario import Scenario, resolve
+from vrambudget.units import whole_number
 
 _IMAGE = 4  # dimensions of [N, C, H, W]
 _MOST = 2**31
@@ -67,7 +68,7 @@ def _mean(outputs: Any, _inputs: Any) -> Any:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    words = text.lower().split("x")
-    if not all(word.isdigit() and 0 < int(word) < _MOST for word in words):
+    shape = tuple(whole_number(word) or 0 for word in text.lower().split("x"))
+    if not all(0 < size < _MOST for size in shape):
         raise VramBudgetError(f"--inputs is {text!r}; it should be a shape", hint="64x3x224x224")
-    return tuple(map(int, words))
+    return shape

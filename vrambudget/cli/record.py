@@ -14,6 +14,7 @@ from vrambudget.config.source import FoundModel, find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
 from vrambudget.program.writing import written
+from vrambudget.units import whole_number
 
 _NEEDED = "pip install 'vrambudget[torch]', and for an image model timm or torchvision"
 
@@ -93,6 +94,6 @@ def _asked(model: str) -> FoundModel | str:
 
 def _size(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
-    if not number.isdigit() or not name.isidentifier():
+    if whole_number(number) is None or not name.isidentifier():
         raise VramBudgetError(f"--size {text!r} should be NAME=N, such as height=512")
     return name, int(number)

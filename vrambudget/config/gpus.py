@@ -27,7 +27,7 @@ from vrambudget.config.gpu_table import GpuRow, gpu_rows
 from vrambudget.config.old_torch import is_old
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, check_name, did_you_mean
-from vrambudget.units import format_bytes, parse_bytes
+from vrambudget.units import format_bytes, parse_bytes, whole_number
 
 SOLD_AS = {
     4: "gtx-1650",
@@ -202,7 +202,7 @@ def _by_name(text: str) -> Gpu:
     if not rows:
         asked_for = text.strip().lower()
         hint = did_you_mean(asked_for, [row.key for row in gpu_rows()])
-        if asked_for.isdecimal() and int(asked_for) in SOLD_AS:
+        if whole_number(asked_for) in SOLD_AS:
             hint = f"a GPU sold with that memory is '{asked_for}GB';"
         raise VramBudgetError(
             f"{text!r} is not a GPU of the table",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
+from vrambudget.units import whole_number
 
 DEEPSPEED = ("deepspeed1", "deepspeed2", "deepspeed3")
 DATA_PARALLEL = ("ddp", "zero1", "fsdp2", "fsdp1", *DEEPSPEED)
@@ -100,7 +101,7 @@ def parse_layout(text: str | None, ranks: int | None) -> Layout:
 
 
 def _degree(text: str, part: str, number: str) -> int:
-    if not number.isdecimal() or not 1 <= int(number) <= 2**20:
+    if not 1 <= (whole_number(number) or 0) <= 2**20:
         raise VramBudgetError(
             f"parallel is {text!r}: {part!r} should end in a number of ranks, for example tp=2"
         )

@@ -66,7 +66,7 @@ def remarks_on_config(values: Mapping[str, Any], job: Job, *, keeps_cache: bool)
     """Yield what a configuration says that the job does not do; and what it does by it alone."""
     if values.get("model_type") == "nanogpt" and job.mode == "train":
         yield from _of_nanogpt(job)
-    key = next((key for key in _DTYPE_KEYS if values.get(key) in _NARROW), None)
+    key = next((key for key in _DTYPE_KEYS if str(values.get(key)) in _NARROW), None)
     reads = as_numbers(job.transformers) >= _READS_DTYPE_SINCE
     if key and reads and job.weight_dtype == "fp32" and job.quant is None:
         yield (

@@ -267,6 +267,6 @@ def show(value: object) -> str:
     """Return `value` for an error message, shortened if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # an int of more digits than Python prints
-        return "a number of thousands of digits"
+    except Exception:  # noqa: BLE001 - an int of more digits than Python prints, an odd object
+        return "a number of thousands of digits" if type(value) is int else type(value).__name__
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -163,8 +163,7 @@ def _spelled(name: str) -> str:
 
 def _vllm(model: ModelSource, gpu: Gpu, options: ServeOptions, context: int | None) -> Server:
     found = find_served(model)
-    alone = options.language_model_only
-    config = load_decoder(found.values, where=found.where, text_alone=alone)
+    config = load_decoder(found.values, where=found.where, text_alone=options.language_model_only)
     quantisation = found.values.get("quantization_config")
     quantised = quantisation_of(quantisation, options.quantization, gpu, where=found.where)
     if cache_in_fp8(quantisation):

@@ -99,7 +99,7 @@ def margin_bytes(margin: int | str | None, gpu: Gpu | None = None) -> int:
 
 def largest_batch(scenario: Scenario, *, margin_bytes: int = 0) -> tuple[int, list[Point]]:
     """Return the largest batch that fits (0: none) and the points tried, in order of batch."""
-    search = _Search(scenario, "batch", margin_bytes)
+    search = Search(scenario, "batch", margin_bytes)
     answer = search.largest()
     return answer, [search.points[n] for n in sorted(search.points)]
 
@@ -109,7 +109,7 @@ def fit(scenario: Scenario, *, what: What = "batch", margin_bytes: int = 0) -> F
 
     The curve of a compiled job has the sizes that the search tried, and no others.
     """
-    search = _Search(scenario, what, margin_bytes)
+    search = Search(scenario, what, margin_bytes)
     answer = search.largest()
     if scenario.job.compile:  # each size is compiled, which takes a while
         around = set(search.points)
@@ -120,10 +120,10 @@ def fit(scenario: Scenario, *, what: What = "batch", margin_bytes: int = 0) -> F
     return Fit(size["batch"], size["block"], tuple(curve))
 
 
-class _Search:
+class Search:
     """Tries sizes of one kind, each once."""
 
-    def __init__(self, scenario: Scenario, what: What, margin_bytes: int) -> None:
+    def __init__(self, scenario: Scenario, what: str, margin_bytes: int) -> None:
         if scenario.gpu is None:
             raise VramBudgetError("no GPU was named", hint="add --gpu, for example --gpu 12GB")
         self.scenario = scenario

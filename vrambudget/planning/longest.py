@@ -6,11 +6,11 @@ number of new tokens decides before the first step (a static cache, beams), answ
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.full_length import MOST, full_in
-from vrambudget.planning.search import Try, largest_that_fits, model_bytes
+from vrambudget.planning.fit import Search
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
-from vrambudget.tape.replay import fits, replay, replay_on
+from vrambudget.tape.replay import replay_on
 
 _SHORT = 4  # new tokens of the job that is looked at first
 
@@ -26,26 +26,14 @@ def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> tuple[int, i
         raise VramBudgetError(
             f"mode is {scenario.job.mode!r}, which has no new tokens", hint="add --mode generate"
         )
-    limit = scenario.gpu.available_bytes - margin_bytes
     short = variant(scenario, new=_SHORT)
     tape = simulate(short.config, short.job, short.platform).tape
-    full = replay_on(tape, limit)
+    full = replay_on(tape, scenario.gpu.available_bytes - margin_bytes)
     prompt, positions = short.job.prompt or 0, scenario.config.learned_positions
     most = MOST if positions is None else positions - prompt
     steps = full_in(short, tape, full, margin_bytes=margin_bytes)
     if steps is None or short.job.num_beams > 1:
-        found = _tried(scenario, limit, most)
-        return found, found
+        search = Search(scenario, "new", margin_bytes)
+        search.end = most + 1
+        return (found := search.largest()), found
     return min(steps.start, most), min(steps.stop - 1, most)
-
-
-def _tried(scenario: Scenario, limit: int, most: int) -> int:
-    def attempt(new: int) -> Try:
-        there = variant(scenario, new=new)
-        tape = simulate(there.config, there.job, there.platform).tape
-        replayed = replay(tape)
-        peak = replayed.peak
-        return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fits(tape, peak, limit))
-
-    start = min(scenario.job.new, most)
-    return largest_that_fits(range(1, most + 1), attempt, start=start, limit=limit) or 0

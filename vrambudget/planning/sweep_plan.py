@@ -125,8 +125,9 @@ def _many(fields: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _values(name: str, value: Any) -> list[Any]:
-    is_one = isinstance(value, str | bytes) or not isinstance(value, Iterable)
-    if is_one or (name == "lora_targets" and isinstance(value, tuple)):
+    is_one = isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0
+    are_one = name == "lora_targets" and isinstance(value, tuple)
+    if is_one or are_one or not isinstance(value, Iterable):
         return [value]
     return list(value)
 

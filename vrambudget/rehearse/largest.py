@@ -11,7 +11,7 @@ from typing import Any
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.report.tabular import Column, render_rows
-from vrambudget.units import format_bytes
+from vrambudget.units import format_bytes, whole_number
 
 PLACE = "{batch}"
 _SAID = {"timeout": "ran until the time limit"}
@@ -42,12 +42,12 @@ class Search:
 
 def read_bounds(text: str) -> tuple[int, int]:
     """Return the smallest and the largest batch of "1:64". Raises VramBudgetError."""
-    low, colon, high = text.partition(":")
-    if not (colon and low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
+    low, high = (whole_number(part) or 0 for part in text.partition(":")[::2])
+    if not 1 <= low <= high:
         raise VramBudgetError(
             f"{text!r} names no batches", where="--batch-from", hint="write --batch-from 1:64"
         )
-    return int(low), int(high)
+    return low, high
 
 
 def largest_batch(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import RESULT_BYTES, read_file
+from vrambudget.units import whole_number
 
 _UV = (
     "--extra --no-extra --group --no-group --only-group --env-file --with --with-editable"
@@ -149,12 +150,12 @@ def _mpirun(found: Inner) -> Inner:
 
 def _srun(found: Inner, environment: Mapping[str, str]) -> Inner:
     options, rest = _options(found.command[1:], "srun", _SRUN, _SRUN_FLAGS)
-    nodes = _number("srun", options, "N", "nodes") or _number_in(environment, "SLURM_NNODES") or 1
-    each = _number("srun", options, "ntasks-per-node") or _number_in(
-        environment, "SLURM_NTASKS_PER_NODE"
-    )
+    names = ("SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+    given = [whole_number(environment.get(name, "")) for name in names]
+    nodes = _number("srun", options, "N", "nodes") or given[0] or 1
+    each = _number("srun", options, "ntasks-per-node") or given[2]
     ranks = _number("srun", options, "n", "ntasks") or (each * nodes if each else None)
-    ranks = ranks or _number_in(environment, "SLURM_NTASKS") or nodes
+    ranks = ranks or given[1] or nodes
     return replace(
         found,
         command=rest,
@@ -164,14 +165,9 @@ def _srun(found: Inner, environment: Mapping[str, str]) -> Inner:
     )
 
 
-def _number_in(environment: Mapping[str, str], name: str) -> int | None:
-    number = environment.get(name, "")
-    return int(number) if number.isdigit() else None
-
-
 def _number(program: str, options: Mapping[str, list[str]], *names: str) -> int | None:
     found = [options[name][-1] for name in names if name in options]
-    if found and not (found[0].isdigit() and int(found[0])):
+    if found and not whole_number(found[0]):
         raise VramBudgetError(f"{program} -{names[0]} {found[0]}: a number was expected")
     return int(found[0]) if found else None
 

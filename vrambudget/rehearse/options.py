@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vrambudget.config.fields.modules import ROUTINGS
 from vrambudget.errors import VramBudgetError
+from vrambudget.units import whole_number
 
 _VALUES = ("zeros", "ones", "random")
 
@@ -57,7 +58,7 @@ def check(options: RehearsalOptions) -> None:
 def read_values(text: str) -> tuple[str, int]:
     """Return what "random:7" says: what unknown numbers are, and a seed. Raises VramBudgetError."""
     kind, colon, seed = text.partition(":")
-    if kind not in _VALUES or (colon and (kind != "random" or not seed.isdigit())):
+    if kind not in _VALUES or (colon and (kind != "random" or whole_number(seed) is None)):
         raise VramBudgetError(
             f"unknown numbers cannot be {text!r}",
             where="--values",

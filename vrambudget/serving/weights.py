@@ -12,8 +12,9 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.model_config import load_config
+from vrambudget.config.settings import show
 from vrambudget.dtypes import float32
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
@@ -39,9 +40,11 @@ def load_decoder(
     `text_alone`: without the tower for pictures that it may have.
     """
     model_type, text = values.get("model_type"), values.get("text_config")
+    if not isinstance(quantised := values.get("quantization_config"), Mapping | None):
+        raise VramBudgetError(f"quantization_config is {show(quantised)}: no object", where=where)
     if text_alone and isinstance(text, Mapping):
         values = {"model_type": f"{model_type}_text", **text}
-    if model_type in _FAMILIES:
+    if not isinstance(model_type, str) or model_type in _FAMILIES:
         config = load_config(values, config_class, where=where)
         if isinstance(config, DecoderConfig):
             return config

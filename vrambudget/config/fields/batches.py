@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from vrambudget.config.settings import Field, Settings, Size
+from vrambudget.units import whole_number
 
 Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"]
 Rows = Literal["full", "padded", "packed"]
@@ -13,8 +14,8 @@ CausalMask = Literal["built", "skipped"]
 
 def lengths_of(block: Any) -> dict[str, int] | None:
     """Return what "128:1024" says as fields: the shortest batch and the longest; None for one."""
-    shortest, colon, longest = str(block).partition(":")
-    if not colon or not (shortest.isdecimal() and longest.isdecimal()):
+    shortest, _, longest = str(block).partition(":")
+    if whole_number(shortest) is None or whole_number(longest) is None:
         return None
     return {"shortest": int(shortest), "block": int(longest)}
 

@@ -8,6 +8,7 @@ from vrambudget.config.settings import Field, Settings, Size
 from vrambudget.config.versions import plain_version
 from vrambudget.declared import Before
 from vrambudget.errors import VramBudgetError
+from vrambudget.units import whole_number
 
 DTypeName = Literal["fp32", "bf16", "fp16"]
 Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP"]
@@ -53,7 +54,7 @@ def _reshard(value: Any) -> Any:
     """Return true, false or a number of ranks, also from text."""
     words = {"true": True, "false": False}
     if isinstance(value, str):
-        value = words.get(value.lower(), int(value) if value.isdecimal() else value)
+        value = words.get(value.lower(), whole_number(value))
     if value is None or isinstance(value, bool) or (isinstance(value, int) and value >= 1):
         return value
     raise ValueError("it should be true, false or a number of ranks, for example 8")

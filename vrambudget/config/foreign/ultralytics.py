@@ -9,6 +9,7 @@ from typing import Any
 
 from vrambudget.config.foreign.tables import read_table
 from vrambudget.errors import VramBudgetError
+from vrambudget.units import whole_number
 
 ULTRALYTICS = read_table("ultralytics")
 _COMMAND = {"yolo", "detect", "train"}
@@ -23,7 +24,7 @@ def model_first(words: Sequence[str]) -> Sequence[str]:
     name = model.removeprefix("model=").removesuffix(".yaml")
     rest = [word for word in words if word not in {model, *_COMMAND}]
     for word in rest:
-        if word.startswith("batch=") and not word.removeprefix("batch=").isdecimal():
+        if word.startswith("batch=") and whole_number(word.removeprefix("batch=")) is None:
             raise VramBudgetError(
                 f"{word} lets ultralytics look for a batch",
                 hint="leave it out: `vrambudget fit` with the same words finds the largest",

@@ -118,7 +118,7 @@ class Attention(Module):
         memory_position = arange(Sk)
         relative_position = made("sub", (Sq, Sk), int64)
         bucket = _bidirectional_buckets if not self.is_decoder else _causal_buckets
-        buckets = bucket(Sq, Sk)
+        buckets = bucket((Sq, Sk))
         values = table(buckets)
         del context_position, memory_position, relative_position  # held until here
         return unsqueeze(permute(values, 2, 0, 1), 0)
@@ -145,9 +145,8 @@ def _causal_bias(bias: Tensor) -> Tensor:
     return where_scalar(causal, bias)
 
 
-def _bidirectional_buckets(Sq: int, Sk: int) -> Tensor:
+def _bidirectional_buckets(shape: tuple[int, int]) -> Tensor:
     """_relative_position_bucket of an encoder: half of the buckets are for what comes after."""
-    shape = (Sq, Sk)
     is_after = made("gt", shape, bool_)
     as_integers = made("to_dtype", shape, int64)
     del is_after
@@ -156,31 +155,29 @@ def _bidirectional_buckets(Sq: int, Sk: int) -> Tensor:
     buckets = made("add", shape, int64)
     del half
     distance = made("abs", shape, int64)
-    _distance_buckets(Sq, Sk)  # added in place
+    _distance_buckets(shape)  # added in place
     del distance
     return buckets
 
 
-def _causal_buckets(Sq: int, Sk: int) -> Tensor:
+def _causal_buckets(shape: tuple[int, int]) -> Tensor:
     """_relative_position_bucket of a decoder."""
-    shape = (Sq, Sk)
     zeros = made("zeros_like", shape, int64)
     lowest = made("minimum", shape, int64)
     del zeros
     distance = made("neg", shape, int64)
     del lowest
-    held = _distance_buckets(Sq, Sk)
+    held = _distance_buckets(shape)
     buckets = made("add", shape, int64)
     del held, distance
     return buckets
 
 
-def _distance_buckets(Sq: int, Sk: int) -> Sequence[Tensor]:
+def _distance_buckets(shape: tuple[int, int]) -> Sequence[Tensor]:
     """Near distances have a bucket each, far ones share buckets on a logarithmic scale.
 
     Return what the caller's frame holds: the buckets and what they were chosen from.
     """
-    shape = (Sq, Sk)
     is_small = made("lt", shape, bool_)
     scaled = made("to_dtype", shape, float32)
     for operation in ("div", "log", "div", "mul"):

@@ -43,7 +43,7 @@ def of_checkpoint(values: dict[str, Any], method: str | None) -> dict[str, Any]:
     """
     usual = _CHECKPOINTS.get((method or "").removesuffix("_marlin"), {})
     quantised = values.get("quantization_config") or (usual and {**usual, "version": "gemm"})
-    if not quantised:
+    if not quantised or not isinstance(quantised, dict):
         return values
     in_files = _IN_FILES.get(str(quantised.get("quant_method")), {})
     dtype = {"torch_dtype": "float16"} if usual else {}  # as they are published

@@ -26,6 +26,7 @@ from vrambudget.rehearse.servers.architectures import of_checkpoint, with_archit
 from vrambudget.serving.gguf_known import find_served
 from vrambudget.serving.outside import environment as outside_of
 from vrambudget.serving.sglang import total_mib
+from vrambudget.units import whole_number
 
 _PYTHON_S = ("-u", "-O", "-B", "-s", "-I")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
@@ -152,7 +153,7 @@ def _pairs(options: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _number(name: str, value: str) -> int:
-    if not value.isdigit() or not int(value):
+    if not whole_number(value):
         raise VramBudgetError(f"{name} is {value!r}: a number of GPUs was expected")
     return int(value)
 
