@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     fields = job_fields(args)
     if isinstance(fields.get("lora_targets"), list):  # names of one setting, not settings
         fields["lora_targets"] = ",".join(fields["lora_targets"])
-    records = sweep(args.model, gpu=args.gpu, by=args.by, **fields)
+    gpus = [name for word in args.gpu or () for name in word.split(",")] or None
+    records = sweep(args.model, gpu=gpus, by=args.by, **fields)
     if args.output and args.output.suffix.lower() == _PARQUET:
         _write_parquet(records, args.output)
         return DONE

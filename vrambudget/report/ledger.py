@@ -88,7 +88,8 @@ def _weights(budget: Budget) -> str:
 
 
 def _autocast_copies(budget: Budget) -> str:
-    if not budget.job["precision"].startswith("amp-"):
+    has_some = budget.job["mode"] == "step" and budget.breakdown["autocast copies"]
+    if not budget.job["precision"].startswith("amp-") and not has_some:
         return "none: no autocast"
     until = "until the end of forward" if _evaluates(budget) else "kept for backward"
     return f"weights as {_DTYPES[budget.job['precision']]}, {until}"
