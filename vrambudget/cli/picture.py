@@ -12,6 +12,7 @@ not; 2: it cannot be said.
 
 import argparse
 import json
+from dataclasses import fields
 from typing import Any, get_args
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
@@ -27,6 +28,7 @@ from vrambudget.report.table import render_next
 from vrambudget.report.tabular import Column, Format, render_rows
 from vrambudget.units import format_bytes
 
+_OF_SIZE = 4  # fields: name, height, width, frames
 USAGE = "vrambudget PIPELINE [--train lora|full] [--resolution N|HxW] [--gpu GPU] ..."
 
 
@@ -78,7 +80,15 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         choices=("cached", "encoded"),
         help="whether a training's images were encoded before, or the VAE does it in each step",
     )
+    parser.add_argument(
+        "--text",
+        choices=("cached", "encoded", "kept"),
+        help="a training's text: encoded before, or on the GPU beside all else, and kept there",
+    )
     parser.add_argument("--optimizer", metavar="NAME", help="of a training (default: adamw)")
+    parser.add_argument(
+        "--saves-in", choices=("fp32",), help="what the denoiser is cast to after the last step"
+    )
     parser.add_argument(
         "--offload",
         choices=get_args(Offload),
@@ -105,20 +115,7 @@ def job_of(args: argparse.Namespace) -> PictureJob:
         raise VramBudgetError(
             f"no pipeline is known as {args.model!r}", hint=", ".join(picture_names())
         )
-    words = (
-        *("train", "rank", "batch", "precision", "base", "checkpointing", "optimizer", "offload"),
-        *(
-            "swap",
-            "latents",
-            "only",
-            "adapters",
-            "targets",
-            "grad_accum",
-            "vae_slicing",
-            "vae_tiling",
-        ),
-    )
-    asked = {word: getattr(args, word) for word in words}
+    asked = {field.name: getattr(args, field.name) for field in fields(PictureJob)[_OF_SIZE:]}
     return picture_job(name, resolution=args.resolution, frames=args.frames, **asked)
 
 

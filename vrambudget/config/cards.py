@@ -83,7 +83,7 @@ def card_names() -> tuple[str, ...]:
 
 @cache
 def _by_plain_name() -> dict[str, str]:
-    return {_plain(known): known for known in card_names()}
+    return {plain_name(known): known for known in card_names()}
 
 
 def card_name(name: str) -> str | None:
@@ -96,7 +96,7 @@ def card_name(name: str) -> str | None:
     """
     if name.lower() in card_names():  # timm's vit_base_patch16_224 is not transformers'
         return name.lower()
-    names, wanted = _by_plain_name(), _plain(name)
+    names, wanted = _by_plain_name(), plain_name(name)
     for plain in (wanted, _TUNED.sub("", wanted)):
         if plain in names:
             return names[plain]
@@ -124,8 +124,8 @@ def gguf_names() -> tuple[str, ...]:
 
 def near_names(name: str) -> str | None:
     """Return a hint with the cards that a name is the beginning of, or that look like it."""
-    wanted, names = _plain(name), (*card_names(), *picture_names())
-    begun = [known for known in names if wanted and _plain(known).startswith(wanted)]
+    wanted, names = plain_name(name), (*card_names(), *picture_names())
+    begun = [known for known in names if wanted and plain_name(known).startswith(wanted)]
     if begun:
         return f"there {'are' if len(begun) > 1 else 'is'} {', '.join(begun[:_SHOWN])};"
     kin = (known for known in names if _are_kin(name.lower(), known))
@@ -144,7 +144,7 @@ def _are_kin(name: str, other: str) -> bool:
     return alike and (not version or not its_version or version == its_version)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a name without separators, but for a dot between digits."""
     dotted = re.sub(r"(?<=\d)[^a-z0-9]+(?=\d)", ".", name.lower())
     return re.sub(r"[^a-z0-9.]|\.(?!\d)|(?<!\d)\.", "", dotted)

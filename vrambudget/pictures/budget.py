@@ -17,6 +17,12 @@ from vrambudget.remarks import remarks_on_choice, remarks_on_convolutions
 from vrambudget.scenario import platform_of
 from vrambudget.tape.replay import replay
 
+_TEXT = {
+    "cached": "text was encoded before",
+    "encoded": "text is encoded at the start, with every component on the GPU",
+    "kept": "text is encoded on the GPU, and the script leaves the text encoders there",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class PictureBudget:
@@ -72,18 +78,18 @@ def _notes(job: PictureJob) -> Iterator[str]:
         f"played from programs of diffusers' own code, recorded with {source['diffusers']}; no"
         " weights were read"
     )
-    if job.train and job.latents == "cached":
-        yield "latents and text embeddings are cached: VAE and text encoders are not on the GPU"
-    if job.train and job.latents == "encoded":
-        beside = " beside text encoders" if job.card.get("keeps_text_encoders") else ""
-        yield f"text was encoded before; the VAE{beside} encodes each step's pictures on the GPU"
+    if job.train:
+        yield f"{_TEXT[job.text]}; the step's latents are {job.latents}"
 
 
 def _described(job: PictureJob, version: str, steps: int) -> dict[str, Any]:
     return {
         "mode": "step",
         "steps": steps,
-        "precision": job.precision,
+        "precision": f"{'amp-' * bool(job.train and job.precision != 'fp32')}{job.precision}",
+        "weights": "fp32" if job.train == "full" else job.precision,
+        "quant": None if job.base == "bf16" else job.base,
+        "lora_rank": job.rank if job.train == "lora" and job.adapters == "fp32" else None,
         "optimizer": job.optimizer if job.train else "none",
         "checkpointing": "full" if job.checkpointing else "none",
         "torch": version,

@@ -18,43 +18,42 @@ A card has these keys; TOML has no null, in a component it is written "null".
     [options]                             of the pipeline's class
 """
 
+import os
 import re
 import tomllib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import card_text, cards_folder, picture_names
+from vrambudget.config.cards import card_text, cards_folder, picture_names, plain_name
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
-_REHEARSED = {
-    r"(ltx-?2|flux\.?-?2|mochi)([-.\w]*)": "python generate.py",
-}
-"""Names that people ask for and that were not recorded: what a rehearsal of them runs."""
+_NOT_RECORDED = re.compile(r"(ltx-?2|flux\.?-?2|mochi)[-.\w]*")  # what people ask for
 _USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step": 0, "options": {}}
 
 
 @cache
 def picture_name(word: str) -> str | None:
-    """Return the card that a name or a hub id means, None if it means none."""
+    """Return the card that a name or a hub id means, None if it means none.
+
+    A hub id's last part is a name, too; signs between letters do not matter: sd15, FLUX.1-dev.
+    """
     plain = word.lower().replace("_", "-")
-    known = picture_names()
-    if plain in known:
+    if plain in picture_names():
         return plain
-    if "/" not in word:
-        _refuse(word, plain.removesuffix(".pt"))
+    if os.path.exists(word):  # noqa: PTH110 - of any text; a file, or a folder of one's own
         return None
-    return next((n for n in known if plain in map(str.lower, card(n)["repositories"])), None)
-
-
-def _refuse(word: str, plain: str) -> None:
-    """Raise NotModelledError for a name that was not recorded, unless it is a file's."""
-    for names, command in _REHEARSED.items():
-        if re.fullmatch(names, plain) and not Path(word).is_dir():
-            raise NotModelledError(
-                f"{word} was not recorded, so it is not known by name",
-                hint=f"`vrambudget rehearse --gpu GPU -- {command.format(plain)}` runs its code",
-            )
+    for name in picture_names():
+        ids = card(name)["repositories"]
+        own = ids if "/" in word else [name, *(n.partition("/")[2] for n in ids)]
+        wanted, *known = (plain_name(each).replace(".", "") for each in (word, *own))
+        if wanted in known:
+            return name
+    if _NOT_RECORDED.fullmatch(plain.removesuffix(".pt")):
+        raise NotModelledError(
+            f"{word} was not recorded, so it is not known by name",
+            hint="`vrambudget rehearse --gpu GPU -- python generate.py` runs its code",
+        )
+    return None
 
 
 @cache

@@ -11,6 +11,8 @@ Offload = Literal["none", "model", "sequential", "group"]
 Base = Literal["bf16", "fp8", "nf4"]
 AdapterType = Literal["fp32", "base"]
 Only = Literal["encode-text", "encode-images", "denoise", "decode"]
+_TRAINING = "checkpointing grad_accum targets latents optimizer adapters saves_in text"
+_GENERATION = "only vae_slicing vae_tiling"
 _LARGEST = 16_384  # pixels along a side, or frames
 
 
@@ -34,7 +36,9 @@ class PictureJob:
     base: Base = "bf16"  # as the precision has it; nf4: of large text encoders, too
     offload: Offload = "none"
     swap: int = 0  # blocks whose linear layers' weights wait in main memory
+    saves_in: str | None = None  # "fp32": what the denoiser is cast to once the steps are over
     latents: str = "cached"  # or "encoded", by a VAE that is on the GPU in a training
+    text: str = "cached"  # or "encoded" at the start, beside all else; "kept": and it stays there
     vae_slicing: bool = False  # as pipe.enable_vae_slicing()
     vae_tiling: bool = False
     only: Only | None = None  # one component's call alone
@@ -91,14 +95,11 @@ def _check_together(job: PictureJob) -> None:
     if job.train == "full" and (job.base != "bf16" or job.swap):
         what = f"weights in {job.base}" if job.base != "bf16" else "blocks that are swapped"
         raise VramBudgetError(f"{what} cannot be trained themselves", hint="--train lora")
-    for word in ("checkpointing", "grad_accum", "targets", "latents", "optimizer", "adapters"):
-        usual = PictureJob.__dataclass_fields__[word].default
-        if not job.train and getattr(job, word) != usual:
-            raise VramBudgetError(f"--{word} is of a training", hint="add --train lora")
-    for word in ("only", "vae_slicing", "vae_tiling"):
-        if job.train and getattr(job, word):
-            option = word.replace("_", "-")
-            raise VramBudgetError(f"--{option} is of a generation", hint="leave --train out")
+    of, hint = (_GENERATION, "leave --train out") if job.train else (_TRAINING, "add --train lora")
+    for word in of.split():
+        if getattr(job, word) != PictureJob.__dataclass_fields__[word].default:
+            what = "generation" if job.train else "training"
+            raise VramBudgetError(f"--{word.replace('_', '-')} is of a {what}", hint=hint)
 
 
 def _sizes(resolution: str | None, own: dict[str, Any]) -> tuple[int, int]:

@@ -147,7 +147,7 @@ class Part:
         self.dtype = dtype
         self.model.forget()
         context.operation = "to_copy"
-        for v in self.tensors():
+        for v in self.model.parameters():
             if v.dtype.is_floating_point and v.dtype is not dtype:
                 v.dtype = dtype
                 if v.storage is not None:

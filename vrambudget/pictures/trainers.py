@@ -108,7 +108,6 @@ def _options(
     keys: dict[str, Any], trainer: Trainer, said: dict[str, Any], where: str, named: str | None
 ) -> list[str]:
     """Return what keys say as words; `said` of a script; `named` by the user."""
-    without = said.pop("without", None)
     run = _translated(keys, trainer, said, where)
     name = named or _pipeline(run, where)
     others = tuple(k for k, names in trainer.own.get("only", {}).items() if name not in names)
@@ -122,13 +121,12 @@ def _options(
     notes = [*run.notes]
     if isinstance(run.model, str) and not _known(run.model):
         notes.insert(0, f"{where} names {run.model}: taken as {card(name)['title']}")
-    missing = dict.fromkeys((*run.uncounted, *((without,) if without else ())))
     words = {**fields, "model": None}
     return [
         name,
         *(f"--{key}={value}" for key, value in words.items() if value is not None),
         *(f"--noted={note}" for note in notes),
-        *(f"--uncounted={what}" for what in missing),
+        *(f"--uncounted={what}" for what in dict.fromkeys(run.uncounted)),
     ]
 
 

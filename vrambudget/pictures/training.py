@@ -4,20 +4,21 @@
     loss = mse(prediction.float(), target.float())
     backward, clip, optimizer.step, optimizer.zero_grad
 
-Latents and text embeddings were made before and are the step's inputs, as the scripts cache them.
+Latents and text embeddings were made before and are the step's inputs, as the scripts cache them;
+some make them at the start, beside all that is on the GPU.
 LoRA's weights are float32, as kohya's trainer has them and diffusers' scripts in fp16; in bf16 the
 scripts leave them in the base's type, in which peft made them (--adapters base). All else is frozen
 in the precision of the weights. A base in fp8 is as kohya's trainers keep it (fp8_base): linear
 layers' weights in float8, cast at each use. Swapped blocks (blocks_to_swap): their linear layers'
-weights take turns in those of the others.
+weights take turns in those of the others. Some scripts cast the denoiser to float32 at the end.
 
 Source: diffusers/examples/dreambooth/train_dreambooth_lora_flux.py, _lora_sdxl.py (main);
 examples/text_to_image/train_text_to_image.py; sd-scripts library/custom_offloading_utils.py
-(ModelOffloader, swap_weight_devices_cuda).
+(ModelOffloader, swap_weight_devices_cuda); accelerate/utils/operations.py (ConvertOutputsToFp32).
 Not modelled: text encoders that are trained, prior preservation, EMA.
 """
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from vrambudget.dtypes import float8_e4m3fn, float32
@@ -61,15 +62,13 @@ class _Loss(Module):
         self._part = [part]  # no module of its own
 
     def forward(self, **batch: Tensor) -> Outputs:
-        """Return the loss, the prediction, and what a step's variables hold besides."""
+        """Return the loss, what a step holds besides, and the prediction as accelerate casts it."""
         first, latents = next(iter(batch.items()))
         noise = made("randn_like", latents.shape, latents.dtype)
-        batch[first] = add(latents, noise)
-        outputs = self.denoiser(**batch)
+        batch[first] = noisy = add(latents, noise)
+        prediction = to(self.denoiser(**batch).logits, float32)
         del batch
-        prediction = outputs.logits
-        loss = mse_loss(to(prediction, float32), to(noise, float32))
-        return Outputs(loss, prediction, (noise, latents))
+        return Outputs(mse_loss(prediction, to(noise, float32)), prediction, (noise, noisy))
 
 
 def trained(job: PictureJob, platform: Platform) -> PictureTape:
@@ -95,9 +94,20 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
         with made_for(Purpose.INPUTS):
             batch = {key: on_device(x) for key, x in inputs_of(part, sizes, dtype).items()}
         part.model.numbers = numbers_of(part, sizes)
-        encode = _Encoding(job) if job.latents == "encoded" else None
-        tape.mark(0, "encode images" if encode else "forward", resets_allocator=True)
-        held = _run(job, CachedTrace(model), parameters, batch, encode)
+        early = job.text != "cached"
+        encode = _Encoding(job) if early or job.latents == "encoded" else None
+        if early:
+            tape.mark(0, "encode text", resets_allocator=True)
+            texts = _texts_encoded(job)
+            if job.text == "encoded":
+                texts.clear()
+            tape.mark(0, "encode images", empties_cache=True)
+            if encode and job.latents == "cached":
+                encode(next(iter(batch.values())))
+                encode = None
+        phase = "encode images" if encode else "forward"
+        tape.mark(0, phase, resets_allocator=not early, empties_cache=early)
+        held = _run(job, part, CachedTrace(model), parameters, batch, encode=encode)
         tape.close()
         unknown = max(context.unknown_workspaces, default=0)
         count = part.parameters
@@ -106,26 +116,22 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
 
 
 class _Encoding:
-    """A VAE that encodes a batch of pictures in each step, and what its script leaves beside it.
-
-    Cards say so: "vae_trains_in" (else the weights' precision), and "keeps_text_encoders" of a
-    script whose main function still names them when the training begins.
-    """
+    """A VAE that encodes pictures, in the type that its card names: "vae_trains_in"."""
 
     def __init__(self, job: PictureJob) -> None:
         own = job.card.get("vae_trains_in", job.precision)
         self._part = Part(job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1)
         self._part.model.eval()
         self._sizes = sizes_of(job, self._part, schedule_of(job), "encode")
-        self._kept = [self._part, *_text_encoders(job)]
-        for part in self._kept:
-            part.arrive()
-        self._pictures: list[Tensor] = []  # a loop's variable, until the next step's take its place
+        self._part.arrive()
+        self._batch: list[Tensor] = []  # a loop's variables, until the next step's take their place
+        self._pictures: list[Tensor] = []
 
     def __call__(self, latents: Tensor) -> None:
-        """Encode; the sample of the distribution is as large as the latents."""
+        """Encode float32 pictures; the distribution's sample is as large as the latents."""
         options, part = context.options, self._part
-        self._pictures = [on_device(x) for x in inputs_of(part, self._sizes, part.dtype).values()]
+        self._batch = [on_device(x) for x in inputs_of(part, self._sizes, float32).values()]
+        self._pictures = [to(x, part.dtype) for x in self._batch]
         with no_grad():
             outputs = part.call(self._pictures, numbers_of(part, self._sizes))
             sample = made("randn", latents.shape, part.dtype)
@@ -136,18 +142,29 @@ class _Encoding:
         context.options = options
 
 
-def _text_encoders(job: PictureJob) -> Iterator[Part]:
-    """Yield the text encoders that a script leaves on the GPU."""
-    for name in job.card["components"] if job.card.get("keeps_text_encoders") else ():
-        if name.startswith("text_encoder"):
-            yield Part(job.card, name, "forward", TYPES[PRECISIONS[job.precision]])
+def _texts_encoded(job: PictureJob) -> list[Part]:
+    """Return the text encoders on the GPU, where they encoded one prompt beside all else."""
+    options, dtype = context.options, TYPES[PRECISIONS[job.precision]]
+    names = [name for name in job.card["components"] if name.startswith("text_encoder")]
+    texts = [Part(job.card, name, "forward", dtype) for name in names]
+    for part in texts:
+        part.arrive()
+    for part in texts:
+        sizes = sizes_of(replace(job, batch=1), part, schedule_of(job), "forward")
+        given = [on_device(x) for x in inputs_of(part, sizes, part.dtype).values()]
+        with no_grad():
+            part.call(given, numbers_of(part, sizes))
+    context.options = options
+    return texts
 
 
 def _run(
     job: PictureJob,
+    part: Part,
     model: Module,
     parameters: list[Any],
     batch: dict[str, Tensor],
+    *,
     encode: _Encoding | None,
 ) -> Any:
     optimizer = make_optimizer(job.optimizer, None, parameters)
@@ -156,11 +173,12 @@ def _run(
     outputs: Any = None
     for step in range(_STEPS):
         for micro in range(min(job.grad_accum, 2)):  # from the second on they are alike
-            outputs = None
             if encode is not None:
                 if step or micro:
                     context.tape.mark(step, "encode images")
                 encode(next(iter(batch.values())))
+            if outputs is not None:
+                outputs.others = outputs.others[:1]  # its target, until there is another
             if step or micro or encode is not None:
                 context.tape.mark(step, "forward")
             with autocast(region):
@@ -172,9 +190,11 @@ def _run(
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        loss, outputs = outputs.loss, None
+        if job.saves_in and step == _STEPS - 1:
+            context.tape.mark(step, "save")
+            part.cast(float32)
         context.tape.mark(step, "step_end")
-    return loss
+    return outputs
 
 
 def _call_of(job: PictureJob) -> str:

@@ -78,8 +78,11 @@ def advise_on(
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}
     if trial.now.fits is False and not _is_enough(singles.values()):
-        helpful = [change for (change,) in singles]
-        pairs = trial.helpful(combinations(helpful, 2), only_enough=True)
+        every = [*combinations((change for (change,) in singles), 2)]
+        for cost in _COSTS:
+            if len(pairs) < _PAIRS:  # else what costs more is not named
+                alike = (changes for changes in every if _cost(changes) is cost)
+                pairs |= trial.helpful(alike, only_enough=True)
     enough = sorted(pairs.values(), key=_rank)
     if trial.now.fits is False and not _is_enough((*singles.values(), *enough)):
         enough = [*(trial.recipes() or trial.with_less()), *enough]
@@ -98,6 +101,10 @@ def advise_on(
 def _is_enough(found: Iterable[Option]) -> bool:
     """Return whether any option makes the job fit with the same data."""
     return any(option.fits and option.cost is not Cost.DATA for option in found)
+
+
+def _cost(changes: Iterable[Change]) -> Cost:
+    return max((change.cost for change in changes), key=_COSTS.index)
 
 
 def _rank(option: Option) -> tuple[int, int]:
@@ -271,7 +278,7 @@ class _Trial:
         return Option(
             options=changed_options(self.scenario, changed.job),
             words=tuple(change.words for change in changes),
-            cost=max((change.cost for change in changes), key=_COSTS.index),
+            cost=_cost(changes),
             device_peak_bytes=self.device_peak_bytes(result),
             saved_bytes=self.now.reserved_bytes - result.reserved_bytes,
             fits=result.fits,

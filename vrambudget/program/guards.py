@@ -53,11 +53,12 @@ def check_guards(program: Program, sizes: dict[str, int]) -> None:
             continue
         if not holds((left, sign, right, outcome, place), sizes):
             a, b = value(left, sizes), value(right, sizes)
+            near = f"{left} {max(1, round(a / b)) * b} works; " if sign == "%" and outcome else ""
             raise NotModelledError(
                 f"the program was recorded where {left} {sign} {right} is"
                 f" {'true' if outcome else 'false'}; here they are {a} and {b}, and the model's"
                 f" code takes another branch ({place})",
-                hint="its own code is traced if torch and transformers are installed:"
+                hint=f"{near}its own code is traced if torch and transformers are installed:"
                 " pip install 'vrambudget[torch]'; `vrambudget record` makes a program for such"
                 " sizes",
             )

@@ -92,7 +92,7 @@ class Tokenizer:
         """Return token ids and their mask."""
         _, transformers = libraries()
         rows = 1 if isinstance(text, str) else len(text)
-        padded = options.get("padding") == "max_length" or options.get("padding") is True
+        padded = options.get("padding") == "max_length"
         tokens = options.get("max_length") or self.model_max_length
         shape = (rows, tokens if padded else min(tokens, self.model_max_length))
         ids = torch.ones(shape, dtype=torch.long)

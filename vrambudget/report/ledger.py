@@ -81,7 +81,7 @@ def _weights(budget: Budget) -> str:
     if budget.breakdown.get("gathered weights"):
         return f"this rank's shards, {_dtype(budget)}"
     if quant := budget.job.get("quant"):
-        rest = "as loaded" if _evaluates(budget) else "in float32"
+        rest = "in float32" if budget.job["mode"] == "train" else "as loaded"
         return f"linear layers in {4 if quant == 'nf4' else 8} bit, the rest {rest}"
     exact = _product(budget, budget.parameters.total, "weights")
     return exact or f"parameters, {_dtype(budget)}"
@@ -167,7 +167,7 @@ def _evaluates(budget: Budget) -> bool:
 
 def _dtype(budget: Budget) -> str:
     """Return the dtype of the weights."""
-    precision = budget.job["precision"]
+    precision = budget.job.get("weights") or budget.job["precision"]
     return "float32" if precision.startswith("amp-") else _DTYPES.get(precision, precision)
 
 

@@ -7,7 +7,7 @@
     files                       keys that name further files
     groups, always              what lies under a key is ignored; what is said of each file
     [silent] key = value        the trainer's own defaults, in its words
-    [scripts] NAME = {fields}   what a script is for; without = "..." is not modelled of it
+    [scripts] NAME = {fields}   what a script is for
     [only] key = [pipelines]    keys, or their beginnings, that count for these alone
     [targets] pipelines = "..." modules that take adapters
 """
