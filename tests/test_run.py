@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from vrambudget.serving import llama_cpp
 from vrambudget.serving.gguf import read_gguf
 from vrambudget.serving.gguf_architectures import SEEN
 from vrambudget.serving.gguf_cards import header_of, parsed, table_of
+from vrambudget.serving.gguf_known import known
 from vrambudget.serving.gguf_model import of_file, of_header
 from vrambudget.serving.gguf_quants import Shape, type_of
 from vrambudget.serving.gguf_types import row_bytes
@@ -844,6 +846,15 @@ def test_a_table_goes_down_to_the_first_quantisation_that_runs():
     assert [row["model"].split(":")[1] for row in rows][-3:] == ["Q3_K_M", "Q2_K", "IQ2_M"]
     assert [row["starts"] for row in rows] == [False] * 7 + [True]
     assert len(vrambudget.run("qwen3-8b", gpu="12GB").values["choices"]) == 6
+
+
+@pytest.mark.parametrize("lost", ["attn_kv_a_norm", "attn_q_a", "indexer.proj"])
+def test_a_tensor_that_a_file_lacks_is_named(lost):
+    header = header_of(table_of(known("deepseek-v3.2").values, ""), "x", "Q4_K_M")
+    kept = tuple(t for t in header.tensors if f".{lost}.weight" not in t.name)
+    model = of_header(replace(header, tensors=kept), "x")
+    with pytest.raises(VramBudgetError, match="a layer of deepseek32 has no tensor"):
+        llama_cpp.serve(model, gpus_of("80GB"), LlamaCppOptions.parse({}))
 
 
 def test_main_memory_of_a_mac_is_what_its_gpu_leaves():

@@ -90,13 +90,13 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
     head = [sizes.one(f"attention.{part}_length", hidden // heads) for part in ("key", "value")]
     tensors = _of_layers(header, layers, used)
     indexing = {t.name for t in tensors if t.name.endswith(_INDEXER)}
-    index = sizes.one("attention.indexer.key_length", 0, least=0) if indexing else 0
+    index = sizes.one("attention.indexer.key_length") if indexing else 0
     return GgufModel(
         name=str(header.of("general.name", str, "a name") or name),
         architecture=str(architecture),
         tensors=tensors,
         indexed=tuple(index * (f"blk.{n}.{_INDEXER}" in indexing) for n in range(layers)),
-        chosen=sizes.one("attention.indexer.top_k", 0, least=0) if indexing else 0,
+        chosen=sizes.one("attention.indexer.top_k") if indexing else 0,
         keys=tuple(0 if r else n for n, r in zip(keys, recurrent, strict=True)),
         values=tuple(0 if r else n for n, r in zip(values, recurrent, strict=True)),
         windows=windows,

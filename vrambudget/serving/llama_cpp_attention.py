@@ -116,13 +116,12 @@ class Attention(Builder):
             joint = self.matrix(of, "attn_qkv", cur)
             keys = self.model.keys[layer]
             width = joint.nbytes // F32 // self.rows - keys - self.model.values[layer]
-            width_of_values = self.model.values[layer]
             is_copied = self.options.engine_version == "2025-05"
             part = self.node(width, joint) if is_copied else joint
             queries = self.node(width, part, self.pos)
             part = self.node(keys, joint) if is_copied else joint
             rotated = self.node(keys, part, self.pos)
-            made = self.node(width_of_values, joint) if is_copied else joint
+            made = self.node(self.model.values[layer], joint) if is_copied else joint
             self._store(layer, rotated, made)
         else:
             queries, gate = self._queries(layer, of, cur)
@@ -139,10 +138,9 @@ class Attention(Builder):
 
     def projected(self, layer: int, of: Mapping[str, Weight], made: Node) -> Node:
         """Return the projection of what attention made."""
-        is_turned = any(self.model.states)  # before its gate
-        return self.matrix(
-            of, "attn_output", made if is_turned else self._turned_back(layer, of, made)
-        )
+        if not any(self.model.states):  # these are turned back before their gate
+            made = self._turned_back(layer, of, made)
+        return self.matrix(of, "attn_output", made)
 
     def _turned_back(self, layer: int, of: Mapping[str, Weight], made: Node) -> Node:
         """Return what attention made of values that were turned."""
@@ -249,7 +247,7 @@ class Attention(Builder):
             first = self.norm(of, "attn_q_a_norm", self.matrix(of, "attn_q_a", cur), in_place=True)
             queries = self.matrix(of, "attn_q_b", first)
         else:
-            queries = self.matrix(of, "attn_q", cur)
+            queries = self.matrix(of, "attn_q", first := cur)
         heads, low = self.model.heads, of["attn_kv_a_norm"].shape[0]
         rope = of["attn_kv_a_mqa"].shape[1] - low
         if "attn_v_b" not in of:

@@ -18,6 +18,7 @@ Not modelled: recurrent layers that are no delta nets but by their projections, 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from vrambudget.errors import VramBudgetError
 from vrambudget.serving.ggml_builder import Weight
 from vrambudget.serving.ggml_graph import HOST, Node, needed
 from vrambudget.serving.gguf_architectures import UNCACHED
@@ -50,7 +51,11 @@ def compute_bytes(
     `cells`: of a cache of all tokens, and of one of a window; `outputs`: rows of logits.
     """
     graph = _Graph(model, options, placed, cells=cells, outputs=outputs, flash=flash)
-    graph.build()
+    try:
+        graph.build()
+    except KeyError as missing:
+        what = f"a layer of {model.architecture} has no tensor {missing.args[0]!r}"
+        raise VramBudgetError(what, where=model.path or model.name) from None
     is_pipelined = (
         len(set(placed.devices)) > 1
         and graph.is_whole

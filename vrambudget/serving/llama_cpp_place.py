@@ -75,7 +75,7 @@ def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Pl
         layer_bytes=tuple(of_layers),
         layers=_of_layers(placed, model.layers),
         others={
-            tensor.name.replace(".weight", ""): _weight(tensor, where)
+            tensor.name.replace(".weight", ""): Weight(tensor.shape, _on_a_gpu(tensor), where)
             for tensor, where in placed
             if not tensor.name.startswith("blk.")
         },
@@ -91,12 +91,9 @@ def _of_layers(
     for tensor, where in placed:
         if tensor.name.startswith("blk."):
             _, layer, name = tensor.name.split(".", 2)
-            found[int(layer)][name.replace(".weight", "")] = _weight(tensor, where)
+            weight = Weight(tensor.shape, _on_a_gpu(tensor), where)
+            found[int(layer)][name.replace(".weight", "")] = weight
     return tuple(found)
-
-
-def _weight(tensor: GgufTensor, where: int) -> Weight:
-    return Weight(tensor.shape, _on_a_gpu(tensor), where)
 
 
 def _in_main_memory(tensor: GgufTensor) -> int:
