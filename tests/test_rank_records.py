@@ -11,6 +11,7 @@ drawn_later.jsonl  fifteen of 66 that two seeds drew, those that showed rules to
                  that prefetches forward, or has a tied head under autocast; buckets made anew
                  beside gradients; run on another virtual GPU than ours
 hsdp.jsonl       FSDP2 with as many copies as ranks: a shard group of one
+loops_drawn.jsonl  eight of 25 that a seed drew over Trainer's, SFT's and DPO's loops
 lora.jsonl       adapters under DeepSpeed's stages, and of 16-bit weights under FSDP2
 offload.jsonl    DeepSpeed's offload, which was measured with 0.19.8
 pipelines.jsonl  stages that are checkpointed under autocast

@@ -102,6 +102,11 @@ def refuse(job: Job, layout: Layout) -> None:
         "autocast with DeepSpeed, whose bf16 and fp16 are its own (--precision bf16),": zero
         and job.precision.startswith("amp"),
         "evaluation with DeepSpeed": zero and job.mode != "train",
+        "float32 adapters, as PEFT makes them, in 16-bit weights that ZeRO 3 cuts": job.loop
+        in {"trainer", "accelerate"}
+        and layout.data == DEEPSPEED[-1]
+        and job.lora_rank is not None
+        and job.weight_dtype != "fp32",
         "DeepSpeed without an optimizer": zero and job.optimizer == "none",
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
         f"generation with {layout}": job.mode == "generate" and layout.ep == 1,

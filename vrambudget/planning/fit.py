@@ -153,7 +153,7 @@ class Search:
             peak_reserved_bytes=peak.reserved_bytes,
             fits=fit,
         )
-        guess = largest_by(tape, n, self.limit, peak.reserved_bytes)
+        guess = largest_by(tape, n, self.limit * peak.requested_bytes // peak.reserved_bytes)
         return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fit, guess)
 
     def largest(self) -> int:

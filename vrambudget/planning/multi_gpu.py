@@ -245,8 +245,9 @@ class Planner:
         rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
         room, requested = self._room(job), made.tape.peak_requested_bytes(built(made.tape))
         reserved = requested if requested > room else replay(made.tape).peak.reserved_bytes
-        batch = largest_by(made.tape, job.batch, room, reserved)
-        return Usage(reserved, batch, reserved <= room, *rest)
+        fits = reserved <= room
+        batch = largest_by(made.tape, job.batch, room * requested // reserved) if fits else 0
+        return Usage(reserved, batch, fits, *rest)
 
     def _room(self, job: Job) -> int:
         """Return what PyTorch has beside NCCL's buffers at their largest, and the margin."""

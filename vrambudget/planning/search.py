@@ -46,13 +46,12 @@ def model_bytes(breakdown: Mapping[str, int]) -> int:
     return sum(breakdown[part] for part in _OF_THE_MODEL)
 
 
-def largest_by(tape: Tape, size: int, limit: int, reserved: int) -> int:
-    """Return the largest size that should reserve no more than `limit`, by the tape of one.
+def largest_by(tape: Tape, size: int, limit: int) -> int:
+    """Return the largest size that should ask for no more than `limit`, by the tape of one.
 
     What a pass has alive that is not of the model grows with the size.
     """
     begin, end = tape.last_passes()
-    limit = limit * tape.peak_requested_bytes() // reserved
     grows = [0 if p in _OF_NO_BATCH else n for p, n in zip(tape.purposes, tape.sizes, strict=True)]
     growing = replace(tape, sizes=grows).alive_bytes(begin, end)
     rooms = zip(tape.alive_bytes(begin, end), growing, strict=True)

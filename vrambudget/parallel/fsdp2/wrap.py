@@ -217,7 +217,8 @@ def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
     head = getattr(model, "lm_head", None)
     base: Any = next((m for m in model.children() if m is not head), None)
     names = ("embed_tokens", "wte", "embed_in")
-    embedding = next((getattr(base, name) for name in names if hasattr(base, name)), None)
+    inner = (vars(module) for module in base.modules()) if base is not None else ()
+    embedding = next((own[name] for own in inner for name in names if name in own), None)
     if isinstance(embedding, RequiringGradient):
         embedding = embedding.embeddings
     if head is None or embedding is None:
@@ -226,8 +227,9 @@ def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
             hint=REHEARSE,
         )
     has_adapters = any(isinstance(module, LoraLinear) for module in model.modules())
-    # Of PEFT's model the child is the whole model, which has no norm of its own.
-    children = [] if has_adapters else base.children()
+    # What PEFT's model has as "model" is the whole model, which has no norm of its own.
+    is_whole = has_adapters and vars(model).get("model") is base
+    children = [] if is_whole else base.children()
     norms = [module for module in children if "Norm" in type(module).__name__]
     return embedding, norms[-1] if norms else None, head
 
