@@ -23,9 +23,12 @@ from vrambudget.recording.runs import traced
 TYPES = sorted(path.stem for path in RECORDED.glob("*.program"))
 SMALL = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 999}
 OLD = {"falcon", "gpt2", "gpt_neox", "opt"}  # types without keys for groups of heads
+LATENT = {"deepseek_v2", "deepseek_v3"}
 
 
 def small(model_type):
+    if model_type in LATENT:  # one latent for all heads
+        return {**SMALL, "num_key_value_heads": 6, "num_experts_per_tok": 4}
     return {k: v for k, v in SMALL.items() if k != "num_key_value_heads" or model_type not in OLD}
 
 
@@ -84,6 +87,10 @@ def test_a_recorded_layer_has_the_trace_s_peak(model_type):
         ("opt", {"layer_norm_elementwise_affine": False, "enable_bias": False}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
         ("falcon", {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3}),
+        ("deepseek_v2", {"q_lora_rank": None, "mlp_bias": True, "first_k_dense_replace": 2}),
+        ("deepseek_v3", {"norm_topk_prob": False, "rope_interleave": False}),
+        ("deepseek_v3", {"n_group": 1, "topk_group": 1, "attention_bias": True}),
     ],
 )
 def test_keys_that_decide_what_a_layer_does_are_as_in_the_trace(model_type, keys):

@@ -11,8 +11,6 @@ from vrambudget.config.model_config import ModelConfig, unknown_model_type
 _CONFIG_CLASSES = {
     "bart": ("bart", "BartConfig"),
     "deberta-v2": ("deberta_v2", "DebertaV2Config"),
-    "deepseek_v2": ("deepseek_v2", "DeepseekV2Config"),
-    "deepseek_v3": ("deepseek_v3", "DeepseekV3Config"),
     "gemma3": ("gemma3_images", "Gemma3Config"),
     "modernbert": ("modernbert", "ModernBertConfig"),
     "mt5": ("t5", "MT5Config"),

@@ -15,6 +15,16 @@ from vrambudget.program.bound import Env
 from vrambudget.program.decoder_parts import Part, Pass
 
 
+class _ReadLate(Env):
+    """Tensors by name; a weight, or what stands in for it, is made where it is read first."""
+
+    def __init__(self, owner: Parametrised) -> None:
+        self._owner = owner
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._owner.value(name.rpartition(".")[2])
+
+
 class PlayedRouter(Router):
     """A router whose forward pass is a program's."""
 
@@ -25,7 +35,7 @@ class PlayedRouter(Router):
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, C] -> logits [N, E], weights [N, k], indices [N, k]."""
         part, state = self.played
-        env: Env = {name: self.value(name.rpartition(".")[2]) for name in part.fixed}
+        env: Env = _ReadLate(self)
         env[part.inputs[0]] = hidden_states
         found: tuple[Tensor, Tensor, Tensor] = part.run(env, state, training=self.training)
         return found
@@ -53,5 +63,7 @@ class PlayedMoeConfig(MoeConfig):
 
     def is_dense(self, number: int) -> bool:
         """Return whether a layer has no experts."""
-        dense, step = vars(self).get("mlp_only_layers"), vars(self).get("decoder_sparse_step", 1)
-        return number in (dense or ()) or (number + 1) % step != 0
+        own = vars(self)
+        dense, step = own.get("mlp_only_layers") or (), own.get("decoder_sparse_step", 1)
+        first = own.get("first_k_dense_replace", 0)
+        return number < first or number in dense or (number + 1) % step != 0

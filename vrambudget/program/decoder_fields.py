@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from vrambudget.config.settings import Field, Probability, Size
 from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.windows import (
     AllSlideIfAsked,
     EverySecondSlides,
@@ -15,6 +16,7 @@ from vrambudget.models.parts.windows import (
     UnplacedSlide,
 )
 from vrambudget.ops.elementwise import Activation
+from vrambudget.program.decoder_experts import PlayedMoeConfig
 
 _OF_WINDOWS = {
     *("layer_types", "use_sliding_window", "max_window_layers"),
@@ -23,7 +25,15 @@ _OF_WINDOWS = {
 """Keys that the classes of models.parts.windows declare."""
 
 
-def windows_of(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
+def kinds_of(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
+    """Return the classes that say what a type's attention, experts and windows are."""
+    fields = source["fields"].keys()
+    latent = (LatentConfig,) if "kv_lora_rank" in fields else ()
+    experts = (PlayedMoeConfig,) if fields & {"num_experts", "num_local_experts"} else ()
+    return (*latent, *experts, *_windows_of(source))
+
+
+def _windows_of(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
     """Return the class, if any, that says which layers see a window."""
     fields = source["fields"]
     if "max_window_layers" in fields:
@@ -46,6 +56,8 @@ _TYPES: dict[str, Any] = {
     "use_bidirectional_attention": Literal[False] | None,
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _CAP),
     "mlp_only_layers": tuple[int, ...] | None,
+    "first_k_dense_replace": Annotated[int, Field(ge=0)],
+    "topk_method": Literal["greedy", "group_limited_greedy"],
     "router_jitter_noise": Annotated[float, Field(ge=0)],
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), Size | None),
 }
@@ -54,7 +66,7 @@ _TYPES: dict[str, Any] = {
 def annotations(source: Mapping[str, Any]) -> dict[str, Any]:
     """Return the types of a type's keys, whose usual values it has itself."""
     declared: dict[str, Any] = {}
-    for base in windows_of(source):
+    for base in kinds_of(source):
         declared |= base.__annotations__
     own = source["fields"].items()
     return {k: declared.get(k) or _annotation(k, v) for k, v in own if k not in _OF_WINDOWS}

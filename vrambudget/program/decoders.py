@@ -7,8 +7,8 @@
 Source: `vrambudget.recording.decoders` writes the programs.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
@@ -21,12 +21,19 @@ from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.decoder import DecoderConfig, Model
 from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
+from vrambudget.models.parts.latent import LatentConfig, cached, widths_of
 from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm
 from vrambudget.models.parts.moe import MoeCausalLM
-from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
+from vrambudget.models.parts.rotary import (
+    AlphaRotaryEmbedding,
+    ComplexRotaryEmbedding,
+    Float32RotaryEmbedding,
+    Rotary,
+)
+from vrambudget.ops import creation
 from vrambudget.program.bound import Env
 from vrambudget.program.decoder_experts import PlayedMoeConfig, PlayedRouter
-from vrambudget.program.decoder_fields import annotations, windows_of
+from vrambudget.program.decoder_fields import annotations, kinds_of
 from vrambudget.program.decoder_models import PlayedCausalLM, PlayedModel
 from vrambudget.program.decoder_parts import Part, Parts, Pass
 from vrambudget.program.form import Program
@@ -35,6 +42,8 @@ from vrambudget.program.values import Values
 
 _OF_CLASS = {"full_every", "makes_both_masks", "head_bias", "names", "rotary_first"}
 
+_TABLES = {"float32": Float32RotaryEmbedding, "complex64": ComplexRotaryEmbedding}
+"""What makes rotary tables of a type that is not the embeddings'."""
 
 _AROUND = {
     "gpt2": "GPT2Config",
@@ -53,9 +62,7 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
     program = program_at(RECORDED / f"{model_type}.program")
     source = program.source
     fields = source["fields"]
-    bases: tuple[Any, ...] = (PlayedDecoderConfig, *windows_of(source))
-    if "num_experts_per_tok" in fields:
-        bases = (PlayedDecoderConfig, PlayedMoeConfig, *bases[1:])
+    bases: tuple[Any, ...] = (PlayedDecoderConfig, *kinds_of(source))
     if model_type in _AROUND:
         home = import_module(f"vrambudget.models.families.{model_type}")
         bases = (getattr(home, _AROUND[model_type]), *bases)
@@ -75,15 +82,15 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "ignored_keys": bases[0].ignored_keys | set(source["ignored"]),
     }
     own |= {key: source[key] for key in _OF_CLASS & source.keys()}
-    if source["tables"] == "float32":
-        own["rotary_embedding"] = Float32RotaryEmbedding
+    if source["tables"] in _TABLES:
+        own["rotary_embedding"] = _TABLES[source["tables"]]
     if source["embedding"] == "scaled":
         own["embedding"] = ScaledEmbedding
     return type(f"{model_type.capitalize()}Config", bases, own)
 
 
-Weights = list[tuple[str, tuple[int, ...]]]
-"""The weights of a layer, with their shapes."""
+Weights = list[tuple[str, Callable[[], Tensor]]]
+"""The weights and buffers of a layer, each with what allocates it."""
 
 
 class PlayedNorm(Norm):
@@ -119,10 +126,10 @@ class PlayedDecoderLayer(CheckpointedLayer):
         state = Pass(number=number, said=config.said)
         self.played = state, config, parts
         self.form = id(parts)  # layers of several kinds are not alike
-        for name, shape in weights:
+        for name, allocated in weights:
             path, _, last = name.rpartition(".")
             owner = self._module(path)
-            setattr(owner, last, Parameter(shape, context.options.dtype))
+            setattr(owner, last, allocated())
             if f"@{name}" in parts.layer.fixed:  # others' modules may be replaced
                 state.owners[f"@{name}"] = owner, last
         for path, kind in parts.kinds.items():
@@ -171,6 +178,8 @@ class PlayedDecoderLayer(CheckpointedLayer):
         state.dtype, state.eager = hidden_states.dtype, config.eager(self)
         state.tables = rotary[0].dtype if rotary else float32
         state.sizes = config.sizes_of(hidden_states, rotary, self.ranks)
+        if isinstance(config, LatentConfig):
+            state.sizes["cached"] = cached(past_key_values, state.number, state.sizes["length"])
         state.keeps = any(hasattr(module, "quantised") for module in self.modules())
         part = parts.layer
         env: Env = state.parameters(part.fixed)
@@ -182,6 +191,11 @@ class PlayedDecoderLayer(CheckpointedLayer):
             state.cache = None
         return y
 
+
+_ALLOCATED: Mapping[str, Callable[..., Tensor]] = {
+    "weight": Parameter,
+    "buffer": partial(creation.made, "zeros"),
+}
 
 _BY_LAYER = {"layer_types": "layer_kinds", "no_rope_layers": "placed_layers"}
 """Keys that name something for each layer, and what says it of all."""
@@ -254,9 +268,10 @@ class PlayedDecoderConfig(DecoderConfig):
         }
 
     def _widths(self, ranks: int = 1) -> dict[str, int]:
-        named = self.program.sizes.keys() & self.program.source["fields"].keys()
+        named = self.program.sizes.keys() & type(self).model_fields.keys()
         return {
             **{key: getattr(self, key) for key in named},
+            **(widths_of(vars(self)) if isinstance(self, LatentConfig) else {}),
             "num_attention_heads": self.num_attention_heads // ranks,
             "num_key_value_heads": self.kv_heads // ranks,
             "heads_per_group": self.num_attention_heads // self.kv_heads,
@@ -270,8 +285,9 @@ class PlayedDecoderConfig(DecoderConfig):
         biases = self.program.source["biases"].items()
         left_out = {f"{x}.bias" for key, paths in biases if not getattr(self, key) for x in paths}
         values = Values({**self._widths(), "rotary_width": self.rotary_width}, float32, None)
-        rows = [value for word, value in parts.built if word == "weight"]
-        return [(v[0], tuple(values.of(v[2]))) for v in rows if v[0] not in left_out]
+        dtype = context.options.dtype
+        rows = [(w, v) for w, v in parts.built if w in _ALLOCATED and v[0] not in left_out]
+        return [(v[0], partial(_ALLOCATED[w], tuple(values.of(v[2])), dtype)) for w, v in rows]
 
     def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""

@@ -32,6 +32,9 @@ class General:
         self._wants = sorted({*edges, *like})
         views = [o for o in self.outs if o[0] == "tensor" and o[1][0] == "in" and o[6] is None]
         self._frozen = {o[1][1] for o in views if o[3].is_floating_point}
+        saved = {place[1] for place in self.kept if place[0] == "new"}
+        saved -= {o[1][1] for o in self.outs if o[0] == "tensor" and o[1][0] == "new"}
+        self._bare = [None if _is_copy(event, saved) else event for event in self.forward]
 
     def __call__(self, groups: list[Any]) -> list[Tensor]:
         """Run it on its operands; return its results."""
@@ -43,7 +46,7 @@ class General:
         if grad and not all(wants):
             self._check_partial({i for i, want in zip(self._wants, wants, strict=True) if not want})
         where: Where = {"in": [t.storage for t in x], "new": [], "kept": [None] * len(self.kept)}
-        self._happen(self.forward, where, grad=grad)
+        self._happen(self.forward if grad else self._bare, where, grad=grad)
         made = [x[out[1]] if out[0] == "in" else _tensor(out, where, x) for out in self.outs]
         if grad:
             self._give_nodes(made, x, where["kept"])
@@ -72,8 +75,10 @@ class General:
         """Play events in order: storages are made and freed, kernels run, tensors are saved."""
         new = where["new"]
         for event in events:
-            kind = event[0]
-            if kind == "new":
+            kind = event and event[0]
+            if kind is None:
+                new.append(None)
+            elif kind == "new":
                 new.append(_storage(*event[2:]))
             elif kind == "free":
                 new[event[1]] = None
@@ -126,6 +131,11 @@ class General:
             )
 
         return backward
+
+
+def _is_copy(event: list[Any], saved: set[int]) -> bool:
+    """Return whether an event copies what a call overwrites, which autograd alone asks for."""
+    return event[0] == "new" and event[4] == "clone" and event[1] in saved
 
 
 def _is_incoming(gradient: Any) -> bool:

@@ -9,6 +9,8 @@ from vrambudget.recording.decoder_keys import before_layers, layer_in, names_of,
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Probe
 
+_KEPT = {"weight", "buffer"}
+
 
 def cut(program: Program, base: Probe) -> Program:
     """Return a layer's program of a whole model's, with the norm behind the last layer."""
@@ -55,12 +57,13 @@ def cut(program: Program, base: Probe) -> Program:
         **names_of(model, layers, home.removeprefix(f"{model}."), base),
     }
     program.code = [_relative(row, own_layer, home) for row in code]
-    places = {name: place for name, place, *_ in base.recording.facts["parameters"]}
-    program.built.sort(key=lambda row: places[row[1][0]] if row[0] == "weight" else 0)
+    facts = base.recording.facts
+    places = {name: place for name, place, *_ in (*facts["parameters"], *facts["buffers"])}
+    program.built.sort(key=lambda row: places[row[1][0]] if row[0] in _KEPT else 0)
     program.built = [
         _relative(row, own_layer, home)
         for row in program.built
-        if row[0] in {"module", "weight"} and row[1][0].startswith(f"{own_layer}.")
+        if row[0] in {"module", *_KEPT} and row[1][0].startswith(f"{own_layer}.")
     ]
     program.stacks, program.inputs, program.guards, program.result = [], [], [], {}
     return program
@@ -107,6 +110,6 @@ def _relative(row: Row, *homes: str) -> Row:
         return word, [plain(value[0]), *value[1:]]
     if word in {"new", "module"}:
         return word, [plain(value[0]), *value[1:]]
-    if word == "weight":
+    if word in _KEPT:
         return word, [plain(value[0]), plain(value[1]), *value[2:]]
     return word, renamed(value, {}, plain)

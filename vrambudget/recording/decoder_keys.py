@@ -1,6 +1,7 @@
 """Which keys of a decoder's configuration decide what its layers do: of all, or of each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -22,6 +23,8 @@ FIELDS = (
     *("word_embed_proj_dim", "remove_final_layer_norm", "num_ln_in_parallel_attn"),
     *("new_decoder_architecture", "multi_query", "parallel_attn", "alibi"),
     *("decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_jitter_noise"),
+    *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    *("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"),
 )
 FOLLOWED = {
     "gemma2": ("4.57",),
@@ -116,7 +119,27 @@ def _falcons() -> Iterator[tuple[Values, Values]]:
         yield when, keys
 
 
-FORMS = {"falcon": _falcons}
+def _latent(
+    attention: Values | None = None, experts: Values | None = None
+) -> Iterator[tuple[Values, Values]]:
+    """Yield what keys say of layers with latent attention, by the values that some may have."""
+    ways = attention or {}
+    for mlp, queries in product(("experts", "dense"), (True, False)):
+        own = ways | (experts or {} if mlp == "experts" else {})
+        for values in product(*own.values()):
+            said = dict(zip(own, values, strict=True))
+            when = {key: [value] for key, value in said.items()}
+            keys = {**said, "first_k_dense_replace": 0 if mlp == "experts" else 3}
+            keys |= {} if queries else {"q_lora_rank": None}
+            yield {"mlp": [mlp], "compresses_queries": [queries], **when}, keys
+
+
+_BOTH = (True, False)
+FORMS: Mapping[str, Callable[[], Iterator[tuple[Values, Values]]]] = {
+    "falcon": _falcons,
+    "deepseek_v2": partial(_latent, experts={"topk_method": ("greedy", "group_limited_greedy")}),
+    "deepseek_v3": partial(_latent, {"rope_interleave": _BOTH}, {"norm_topk_prob": _BOTH}),
+}
 """Types with several keys that decide together what a layer does."""
 
 

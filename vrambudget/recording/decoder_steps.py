@@ -33,16 +33,23 @@ _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 class _KeysAndValues(transformers.DynamicCache):
     """A cache whose update is one step of the program."""
 
+    past = 0  # tokens that it has
+
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> Any:
         """Take keys and values of the new tokens."""
-        made = DynamicLayer().update(key_states.v, value_states.v)
+        layer, given = DynamicLayer(), (key_states.v, value_states.v)
+        if self.past:
+            layer.keys, layer.values = (
+                empty((*x.shape[:2], self.past, x.shape[3]), x.dtype) for x in given
+            )
+        made = layer.update(*given)
         return _step("cache.update", made, [key_states, value_states])
 
 
 def _attend(
     _module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **given: Any
 ) -> Any:
-    output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0)
+    output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0, is_causal=False)
     made = output, empty((1,), query.v.dtype)
     cap = {"softcap": given["softcap"]} if given.get("softcap") else {}
     return _step("attention.attend", made, [query, key, value, mask], dropout=dropout, **cap)
@@ -98,8 +105,8 @@ class _Heard:
 
 
 @contextlib.contextmanager
-def steps_for(model_type: str, rows: int) -> Iterator[_Heard]:
-    """Let calls of shared functions be single steps of what is recorded."""
+def steps_for(model_type: str, rows: int, past: int) -> Iterator[_Heard]:
+    """Let calls of shared functions be single steps of what is recorded, after `past` tokens."""
     keys = type(transformers.AutoConfig.for_model(model_type)).__module__
     home = importlib.import_module(keys.replace("configuration_", "modeling_"))
     called, patches, heard = live.outputs_of, models.patches, _Heard()
@@ -107,7 +114,9 @@ def steps_for(model_type: str, rows: int) -> Iterator[_Heard]:
     def with_cache(module: Any, inputs: Any) -> Any:
         v = empty((rows, int(inputs["input_ids"].shape[1])), int64)
         _heard[-1].temporaries[id(v)] = _heard[-1].fresh(), v
-        own = {"position_ids": counted(v), "past_key_values": _KeysAndValues()}
+        cache = _KeysAndValues()
+        cache.past = past
+        own = {"position_ids": counted(v), "past_key_values": cache}
         head = module.get_output_embeddings()
         hook = head.register_forward_pre_hook(lambda _, args: heard.facts.update(hidden=args[0]))
         try:
@@ -123,10 +132,13 @@ def steps_for(model_type: str, rows: int) -> Iterator[_Heard]:
         def tables(self: Any, *given: Any, **named: Any) -> Any:
             listener = _heard[-1]
             listener.is_on = False
-            cos, sin = forward(self, *given, **named)
+            made = forward(self, *given, **named)
             listener.is_on = True
-            heard.facts |= {"rotary_width": int(cos.v.shape[-1]), "tables": cos.v.dtype.name}
-            return _step("rotary", tuple(empty(t.v.shape, t.v.dtype) for t in (cos, sin)), [])
+            every = made if isinstance(made, tuple) else (made,)  # complex numbers are one
+            first = every[0].v
+            heard.facts |= {"rotary_width": int(first.shape[-1]), "tables": first.dtype.name}
+            found = _step("rotary", tuple(empty(t.v.shape, t.v.dtype) for t in every), [])
+            return found if isinstance(made, tuple) else found[0]
 
         return tables
 

@@ -8,7 +8,7 @@ A layer is recorded at several sizes, with positions of one row and of every row
 that its keys can give it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers.models.auto import modeling_auto
 from vrambudget.config.model_config import HARMLESS_VALUES
 from vrambudget.config.versions import installed_version
 from vrambudget.errors import VramBudgetError
+from vrambudget.models.parts.latent import WIDTHS, widths_of
 from vrambudget.program.form import Program
 from vrambudget.recording.decoder_cut import cut, is_in
 from vrambudget.recording.decoder_keys import (
@@ -57,6 +58,29 @@ _OF_EXPERTS = {
     ),
 }
 """Further sizes of mixtures of experts, of each recording."""
+_LATENT = "kv_lora_rank"
+"""A key of latent attention, whose code works on what a cache returns."""
+_EXPERTS_IN_GROUPS = (24, 30, 24, 24, 36, 24, 40, 42, 48, 24, 24, 24)
+_OF_LATENT: Mapping[str, tuple[int, ...]] = {
+    **_OF_EXPERTS,
+    "num_local_experts": _EXPERTS_IN_GROUPS,
+    "num_experts": _EXPERTS_IN_GROUPS,
+    "n_group": (4, 6, 3, 4, 4, 4, 5, 7, 8, 4, 4, 4),
+    "topk_group": (2, 2, 2, 3, 2, 2, 3, 4, 5, 2, 2, 2),
+    "n_shared_experts": (2, 2, 2, 2, 2, 3, 4, 3, 1, 2, 2, 2),
+    "kv_lora_rank": (48, 48, 64, 48, 48, 48, 80, 112, 56, 48, 48, 48),
+    "q_lora_rank": (72, 72, 72, 88, 72, 72, 104, 136, 120, 72, 72, 72),
+    "qk_nope_head_dim": (20, 20, 20, 20, 28, 20, 36, 44, 52, 20, 20, 20),
+    "qk_rope_head_dim": (8, 8, 8, 8, 8, 12, 16, 24, 10, 8, 8, 8),
+    "v_head_dim": (18, 26, 18, 18, 18, 18, 34, 30, 50, 18, 18, 18),
+    "cached": (47, 49, 47, 47, 51, 59, 69, 37, 82, 51, 47, 47),
+}
+"""Those of latent attention and of experts in groups; tokens that the cache returns."""
+
+
+def _of_type(values: Values) -> Mapping[str, tuple[int, ...]]:
+    return _OF_LATENT if _LATENT in values else _OF_EXPERTS
+
 
 _JITTER = "router_jitter_noise"
 """A key of what is done in training alone, and only where it is above 0."""
@@ -76,7 +100,7 @@ def record_decoder(model_type: str) -> Program:
     config = transformers.AutoConfig.for_model(model_type)
     own = config.to_dict()
     names = other_names(config, own)
-    aliases = {k: v for k, v in config.attribute_map.items() if v not in names} | names
+    aliases = {k: v for k, v in config.attribute_map.items() if v in FIELDS} | names
     own |= {name: own[key] for key, name in aliases.items() if key in own}
     biases = {key: value for key, value in own.items() if value in (0, 1) and key.endswith("bias")}
     rates = {key: value for key, value in own.items() if _is_rate(key)}
@@ -88,7 +112,7 @@ def record_decoder(model_type: str) -> Program:
         **dict.fromkeys(biases, True),
         **dict(zip(rates, RATES, strict=False)),
         "hidden_act": "gelu",
-        **{key: sizes[0] for key, sizes in _OF_EXPERTS.items() if key in own},
+        **{k: of[0] for k, of in _of_type(own).items() if k in own or k == "cached"},
         **{key: 0.01 for key in own if key == _JITTER},
     }
     full |= {key: [value] * full["num_hidden_layers"] for key, value in by_layer(own).items()}
@@ -97,15 +121,18 @@ def record_decoder(model_type: str) -> Program:
         full["partial_rotary_factor"] = share if share < 1 else 0.5  # and a rest that is not
         own["partial_rotary_factor"] = share
     forms = [*FORMS[model_type]()] if model_type in FORMS else []
-    full |= forms[0][1] if forms else {}
+    said = forms[0][1] if forms else {}
+    full |= said
     width = next(way for way in _WIDTHS if _accepts(full, way))
     program, base = _layer_of(full, width=width)
     switches = [] if forms else [*_switches(full, own, base, width=width)]
     program.when = forms[0][0] if forms else {key: [value] for key, value, *_ in switches}
+    layers = [base]
     for when, keys in forms[1:]:
-        other, _ = _layer_of({**full, **keys}, width=width)
+        other, probe = _layer_of({**full, **keys}, width=width)
         other.when = when
         program.variants.append(other.variant())
+        layers.append(probe)
     if "mlp_only_layers" in own:
         program.when["mlp"] = ["experts"]
     flags = [row for row in switches if type(row[1]) is bool]
@@ -122,14 +149,23 @@ def record_decoder(model_type: str) -> Program:
         dense.when = {"mlp": ["dense"]}
         program.variants.append(dense.variant())
     called = {name: key for key, name in names.items()}
-    usual = {k: getattr(type(config), called.get(k, k), own[k]) for k in FIELDS if k in own}
-    usual |= rates | biases | {key: value for key, value, *_ in switches if own.get(key) is value}
+    usual = {
+        k: getattr(type(config), called.get(k, k), own[k])
+        for k in FIELDS
+        if k in own and (own[k], k) != (None, "num_experts_per_tok")
+    }
+    usual |= rates | biases | {k: own[k] for k in said if k in own and k not in FIELDS}
+    usual |= {key: value for key, value, *_ in switches if own.get(key) is value}
     buffers = {name for name, *_ in base.recording.facts["buffers"]}
     heads = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     program.source |= {
         "model_type": model_type,
         "fields": usual,
-        "biases": {key: _biases_of(full, key, base, width=width) for key in biases if not forms},
+        "biases": {
+            key: sorted({x for probe in layers for x in _biases_of(probe, key, width=width)})
+            for key in biases
+            if key not in said
+        },
         "tasks": ["causal-lm", *(["seq-cls"] if model_type in heads else [])],
         "special_tokens": 1 + (own["bos_token_id"] is not None),
         **({"aliases": aliases} if aliases else {}),
@@ -167,7 +203,7 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
 
 def _turned(full: Values, at: int) -> Values:
     """Return keys with a recording's own sizes of experts, and another share of a head rotated."""
-    turned = {key: sizes[at] for key, sizes in _OF_EXPERTS.items() if key in full}
+    turned = {k: sizes[at] for k, sizes in _of_type(full).items() if full.get(k) is not None}
     share = full.get("partial_rotary_factor")
     if share is not None and not at % 4:
         turned["partial_rotary_factor"] = share * 1.5
@@ -209,7 +245,7 @@ def _sizes_of(sizes: Sequence[int], *, width: str) -> dict[str, int]:
 
 
 def _accepts(full: Values, width: str) -> bool:
-    """Return whether the type takes this width: all but "square" have a key for that of heads."""
+    """Return whether the type takes this width: all but "square" have keys for that of heads."""
     heads, kv_heads, head_dim, *others = _SIZES[0]
     wide = heads, kv_heads, 2 * head_dim, *others
     try:
@@ -217,28 +253,34 @@ def _accepts(full: Values, width: str) -> bool:
     except VramBudgetError:
         return False
     plain, widened = (probe.recording.facts["parameters"] for probe in found)
-    return width == "square" or plain != widened
+    return width == "square" or plain != widened or _LATENT in full
 
 
 def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) -> Probe:
-    found = _sizes_of(sizes, width=width) | {k: full[k] for k in _OF_EXPERTS if k in full}
+    found = _sizes_of(sizes, width=width) | {k: full[k] for k in _of_type(full) if k in full}
     config = transformers.AutoConfig.for_model(full["model_type"])
     own = config.to_dict()
     called = {name: key for key, name in other_names(config, own).items()}
-    if full.get("new_decoder_architecture") is False:
+    if _LATENT in full:
+        del found["head_dim"]  # its heads have other widths
+        found |= widths_of(found)
+    if full.get("new_decoder_architecture") is False or _LATENT in full:
         found["num_key_value_heads"] = found["num_attention_heads"]
     if "new_decoder_architecture" in full:
         found["heads_per_group"] = found["num_attention_heads"] // found["num_key_value_heads"]
-    no_keys = {"batch", "length", "rows", "heads_per_group"}
+    no_keys = {"batch", "length", "rows", "heads_per_group", "cached", *WIDTHS}
     no_keys |= {"head_dim"} if width == "square" and "head_dim" not in own else set()
     sizes_of = {k: v for k, v in found.items() if k not in no_keys}
-    keys = {called.get(k, k): v for k, v in {**full, **sizes_of}.items()}
+    keys = {called.get(k, k): v for k, v in {**full, **sizes_of}.items() if k != "cached"}
     job = {"batch": found["batch"], "block": found["length"], "precision": precision}
     job |= {"task": "causal-lm", "use_cache": False}
-    with steps_for(full["model_type"], found["rows"]) as heard:
+    past = found.get("cached", found["length"]) - found["length"]
+    with steps_for(full["model_type"], found["rows"], past) as heard:
         made = recording(keys, frozenset(map(called.get, sizes_of, sizes_of)), **job)
-    found["rotary_width"] = heard.facts.get("rotary_width", 0)
+    if _LATENT not in full:  # a key of its own
+        found["rotary_width"] = heard.facts.get("rotary_width", 0)
     made.facts |= {
+        "keys": full,
         "loss": None,
         "outputs": [heard.facts["hidden"]],
         "tables": heard.facts.get("tables"),
@@ -246,11 +288,12 @@ def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) ->
     return Probe(found, precision, made)
 
 
-def _biases_of(full: Values, key: str, base: Probe, *, width: str) -> list[str]:
+def _biases_of(base: Probe, key: str, *, width: str) -> list[str]:
     """Return the modules of a layer that have no bias where a key says so."""
-    without = _probe({**full, key: False}, _SIZES[0], "bf16", width=width)
+    full = {**base.recording.facts["keys"], key: False}
+    without = _probe(full, _SIZES[0], "bf16", width=width)
     gone = _parameters_in(layer_in(base), base) - _parameters_in(layer_in(base), without)
-    return sorted(name.removesuffix(".bias") for name in gone)
+    return [name.removesuffix(".bias") for name in gone]
 
 
 def _parameters_in(layer: str, probe: Probe) -> set[str]:

@@ -9,6 +9,14 @@ Values = dict[str, Any]
 
 OF_FILES = {
     "gemma": ("hidden_activation",),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3"),
+        (
+            *("routed_scaling_factor", "scoring_func", "aux_loss_alpha", "seq_aux", "ep_size"),
+            *("num_nextn_predict_layers", "num_mtp_layers", "norm_topk_prob", "moe_layer_freq"),
+            *("topk_method", "quantization_config"),  # notes say how weights are counted
+        ),
+    ),
     "falcon": ("apply_residual_connection_post_layernorm", "rotary", "rotary_base"),
     "gpt2": ("n_ctx",),
     "gpt_neox": ("rotary_emb_base",),

@@ -132,9 +132,9 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
     taken, handed, wrote = handled.taken, handled.handed, handled.wrote
 
     def wrapper(v: Tensor, known: Any = None, base: Any = None, remake: Any = None) -> Any:
-        if listener.is_on and v.dtype.is_floating_point:
-            base = remake = None  # a base's wrapper is nobody's name
         x = make(v, known, base, remake)
+        if listener.is_on and v.dtype.is_floating_point:
+            x.base = x.remake = None  # a base's wrapper is nobody's name
         if listener.is_on and context.thread != "autograd":
             listener.wrapped(x, v)
         return x

@@ -23,6 +23,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.creation import made
+from vrambudget.ops.written import copied_into
 from vrambudget.traced import casts, known, regions
 from vrambudget.traced.hooks import LeafHooks
 from vrambudget.traced.lines import own_line, stack
@@ -82,6 +83,8 @@ class Following(TorchFunctionMode):
         value = known.brought_to_host(func, given, self)
         if value is not None:
             return value
+        if func is torch.Tensor.copy_ and call.copies_into_whole(*given[0][:2]):
+            return call.handed(func, ours[0][0], given)
         rule = RULES.get(func)
         if rule is not None:
             result = rule(*ours[0], **ours[1])
@@ -173,6 +176,17 @@ class _Handled:
             if v in self.found:
                 self.wrote(self.found[v].v, new)
         return mapped(result, torch.Tensor, lambda meta: ours.get(id(meta), meta))
+
+    def copies_into_whole(self, part: TracedTensor, source: Any) -> bool:
+        """Copy into a part of a tensor, whose whole has a gradient from now on (CopySlices)."""
+        whole = None if part.whole is None else part.whole()
+        v = self.taken(source)
+        if whole is None or not isinstance(v, Tensor) or not v.requires_grad:
+            return False
+        self.found[id(whole.v)] = whole
+        self.wrote(whole.v, copied_into(whole.v, v))
+        self.written[-1] = part
+        return True
 
     def wrote(self, v: Tensor, new: Tensor) -> None:
         """Let the counted tensor that was written into be the engine's `new` from now on."""

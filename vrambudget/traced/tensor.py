@@ -51,6 +51,7 @@ class TracedTensor(torch.Tensor):
     base: "TracedTensor | None"
     remake: Any
     views: "list[weakref.ref[TracedTensor]]"  # of this one, with values that may be known
+    whole: "weakref.ref[TracedTensor] | None" = None  # its base, where that is in use still
 
     # Calls come to the mode (traced.mode) and never here.
     __torch_function__: Any = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's own
@@ -78,6 +79,8 @@ def traced_tensor(
         TracedTensor, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=GPU
     )
     x.v, x.known, x.base, x.remake, x.views = v, known, base, remake, []
+    if base is not None:
+        x.whole = base.whole or weakref.ref(base)
     if base is not None and (known is not None or remake is not None):
         base.views.append(weakref.ref(x))
     return x

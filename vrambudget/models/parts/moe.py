@@ -14,11 +14,11 @@ from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.parts.causal_lm import CausalLM
+from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.load_balancing import load_balancing_loss
 from vrambudget.models.parts.losses import causal_lm_loss
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.models.parts.parametrised import Parametrised
-from vrambudget.models.parts.windows import SlidingConfig
 from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.ops.fill import add_
 from vrambudget.tape.events import Purpose
@@ -61,7 +61,7 @@ class MoeCausalLM(CausalLM):
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         items = num_items_in_batch
-        if not self.moe_config.output_router_logits or labels is None:
+        if labels is None or not getattr(self.moe_config, "output_router_logits", False):
             return super().forward(
                 input_ids, labels, attention_mask, *args, num_items_in_batch=items, **kwargs
             )
@@ -91,15 +91,14 @@ def _release(router: Router) -> Tensor:
     return logits
 
 
-class MoeConfig(SlidingConfig):
+class MoeConfig(DecoderConfig):
     """The keys that these families share."""
 
     num_experts_per_tok: Size
-    output_router_logits: bool = False
 
     has_experts = True
     loads_in_4bit = False  # experts are no linear layers: bitsandbytes leaves them as they are
-    ignored_keys = SlidingConfig.ignored_keys | {"router_aux_loss_coef"}
+    ignored_keys = DecoderConfig.ignored_keys | {"router_aux_loss_coef"}
 
     @property
     def experts(self) -> int:

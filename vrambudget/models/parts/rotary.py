@@ -13,7 +13,7 @@ the original length.
 from collections.abc import Mapping
 from typing import Any
 
-from vrambudget.dtypes import DType, bool_, float32, int64
+from vrambudget.dtypes import DType, bool_, complex64, float32, int64
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -99,6 +99,29 @@ class Float32RotaryEmbedding(RotaryEmbedding):
         """Return cos and sin [P, T, D] for positions [P, T]."""
         del dtype
         return super().forward(position_ids, float32)
+
+
+class ComplexRotaryEmbedding(RotaryEmbedding):
+    """DeepseekV2RotaryEmbedding: a table of complex numbers [P, T, D / 2], which have one type."""
+
+    def forward(  # type: ignore[override]  # one table
+        self, position_ids: Tensor, dtype: DType
+    ) -> tuple[Tensor]:
+        """Return the table for positions [P, T]."""
+        del dtype
+        rows, length = position_ids.shape
+        shape = (rows, length, self.dim // 2)
+        with no_grad():
+            self._update()
+            positions = made("to_dtype", (rows, 1, length), float32)
+            freqs = made("bmm", (rows, self.dim // 2, length), float32)
+            bmm_workspace(inner=1)
+            ones = made("ones_like", shape, float32)
+            freqs_cis = made("polar", shape, complex64)
+            del ones
+            freqs_cis = made("mul", shape, complex64)
+            del positions, freqs
+            return (freqs_cis,)
 
 
 class RotaryByKind(Module):

@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 
+from vrambudget.dtypes import complex64
 from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops import elementwise
+from vrambudget.ops.complex_numbers import rotated_by
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.reduce import mean_last
 from vrambudget.traced.rules.table import on
@@ -46,9 +48,17 @@ def mul(a: Any, b: Any) -> Any:
     """Multiply two tensors, or by a number."""
     if _floats(a, b):
         return elementwise.mul(a, b)
+    if _is_rotated(a, b):
+        return rotated_by(a, b)
     if _scaled(b, a):
         a, b = b, a
     return elementwise.mul_scalar(a) if _scaled(a, b) else NotImplemented
+
+
+def _is_rotated(a: Any, b: Any) -> bool:
+    if not all(isinstance(x, Tensor) and x.dtype is complex64 for x in (a, b)):
+        return False
+    return not b.requires_grad and torch.broadcast_shapes(a.shape, b.shape) == a.shape
 
 
 @on("__truediv__", "div", "true_divide")

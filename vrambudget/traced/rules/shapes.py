@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from vrambudget.dtypes import complex64, float32
 from vrambudget.engine.tensor import Tensor
+from vrambudget.ops import complex_numbers
 from vrambudget.ops import shape as shapes
 from vrambudget.traced.rules.table import RULES, getter, on
 
@@ -17,6 +19,18 @@ def view(x: Any, *size: Any) -> Any:
     """Give a view of other sizes."""
     sizes = _sizes(size)
     return NotImplemented if sizes is None else shapes.view(x, *sizes)
+
+
+@on("view_as_complex")
+def view_as_complex(x: Any) -> Any:
+    """See pairs as complex numbers."""
+    return complex_numbers.view_as_complex(x) if x.dtype is float32 else NotImplemented
+
+
+@on("view_as_real")
+def view_as_real(x: Any) -> Any:
+    """See complex numbers as pairs."""
+    return complex_numbers.view_as_real(x) if x.dtype is complex64 else NotImplemented
 
 
 @on("reshape")
