@@ -127,9 +127,7 @@ def called(op, args, kwargs, mark):
 
 def on_card(op, args, kwargs):
     def put(x):
-        with torch.no_grad():
-            y = torch.empty_like(x, device="cuda").copy_(x)
-        return y.requires_grad_(x.requires_grad)
+        return x.detach().to("cuda").requires_grad_(x.requires_grad)  # a move, so it is known
 
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()

@@ -22,8 +22,8 @@ def remark_on_convolutions(unknown_workspace_bytes: int) -> str:
     asked = f"cuDNN {version()} names for this GPU"
     if is_asked_without_driver():
         asked += (
-            " (asked without a driver: a few, mostly of convolutions over single pixels, are larger"
-            " than the GPU's)"
+            " (asked without a driver: a few, mostly of convolutions over single pixels, are not"
+            " the GPU's)"
         )
     return (
         f"convolutions take the workspaces that {asked}; another version, or"
