@@ -81,6 +81,7 @@ def test_every_key_of_a_card_has_a_rule(name):
     assert Job.with_defaults({}, CARDS[name].job).resolve(config.for_job(Job())).block
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_the_parameter_count_is_that_of_the_real_class(name):
     pytest.importorskip("transformers")

@@ -100,7 +100,7 @@ QWEN = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fields", "peaks"),
     [

@@ -117,6 +117,7 @@ NAMED = UNPREDICTED | {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", trainer_setups.SETUPS)
 @pytest.mark.filterwarnings("ignore")  # PEFT's and the compiler's own
 def test_a_training_ends_as_it_would_without_the_callback(name, tmp_path, caplog):

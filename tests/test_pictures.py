@@ -114,6 +114,7 @@ def test_a_component_without_a_class_is_an_error_that_names_it():
     assert "my-pipeline" in str(refused.value.where)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "record", [*map(json.loads, RECORDS.read_text().splitlines())], ids=lambda r: r["id"]
 )

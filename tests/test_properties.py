@@ -26,6 +26,7 @@ def a_folder_of_its_own(tmp_path_factory):
     os.chdir(before)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", LAWS)
 def test_the_law_of_each_kind_of_input_holds(kind):
     @settings(
