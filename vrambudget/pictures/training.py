@@ -99,11 +99,12 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
         if early:
             tape.mark(0, "encode text", resets_allocator=True)
             texts = _texts_encoded(job)
-            if job.text == "encoded":
-                texts.clear()
+            for text in texts if job.text == "encoded" else ():
+                text.leave()
             tape.mark(0, "encode images", empties_cache=True)
             if encode and job.latents == "cached":
                 encode(next(iter(batch.values())))
+                encode.part.leave()
                 encode = None
         phase = "encode images" if encode else "forward"
         tape.mark(0, phase, resets_allocator=not early, empties_cache=early)
@@ -120,16 +121,16 @@ class _Encoding:
 
     def __init__(self, job: PictureJob) -> None:
         own = job.card.get("vae_trains_in", job.precision)
-        self._part = Part(job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1)
-        self._part.model.eval()
-        self._sizes = sizes_of(job, self._part, schedule_of(job), "encode")
-        self._part.arrive()
+        self.part = Part(job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1)
+        self.part.model.eval()
+        self._sizes = sizes_of(job, self.part, schedule_of(job), "encode")
+        self.part.arrive()
         self._batch: list[Tensor] = []  # a loop's variables, until the next step's take their place
         self._pictures: list[Tensor] = []
 
     def __call__(self, latents: Tensor) -> None:
         """Encode float32 pictures; the distribution's sample is as large as the latents."""
-        options, part = context.options, self._part
+        options, part = context.options, self.part
         self._batch = [on_device(x) for x in inputs_of(part, self._sizes, float32).values()]
         self._pictures = [to(x, part.dtype) for x in self._batch]
         with no_grad():
