@@ -223,5 +223,6 @@ def test_a_line_of_pythons_own_library_is_not_taken_for_the_users():
         return frames_of_hook.history([event], lambda _: "", cplusplus=False)["stacks"][0][2]
 
     library, site = multiprocessing.process.__file__, "/opt/lib/python3/dist-packages/a/linear.py"
-    assert made_in(site, library) == ((site, 1, "run"),)
+    spawned = "/lib/multiprocessing/spawn.py", "<string>"
+    assert made_in(site, library) == made_in(site, library, *spawned) == ((site, 1, "run"),)
     assert made_in(site, library, "/home/me/train.py")[1] == ("/home/me/train.py", 1, "run")

@@ -13,6 +13,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +29,7 @@ _COMPILED = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0")
 _HERE = str(Path(__file__).parent)
 # What a user did not write: the standard library, and what pip installs.
 _INSTALLED = re.compile(f"^{re.escape(sysconfig.get_path('stdlib'))}/|/(?:site|dist)-packages/")
+_SPAWN = "multiprocessing/spawn.py"  # what a process of its own begins with, under `python -c`
 
 
 def own_frames(frame: FrameType | None) -> list[FrameType]:
@@ -133,6 +135,7 @@ def _called(file: str, line: int) -> tuple[str, ...]:
 def _stack(frames: list[dict[str, Any]], *, cplusplus: bool) -> Any:
     """Return (autograd node, operation, Python lines from the inside out) of a stack."""
     python = [f for f in frames if f["filename"].endswith(".py") or f["filename"].startswith("<")]
+    python = list(takewhile(lambda f: not f["filename"].endswith(_SPAWN), python))
     own = [f for f in python if not _is_library(f["filename"])]
     user = [f for f in own if not f["filename"].startswith(_COMPILED)]
     user = [f for f in user if not _INSTALLED.search(f["filename"])]

@@ -7,7 +7,7 @@ warm. Their own log lines are read beside them (rehearse/servers/log.py).
 Runs in the user's Python, 3.9 or later.
 
 Source: vllm/v1/worker/gpu_worker.py (Worker.determine_available_memory,
-compile_or_warm_up_model), 0.11 to 0.19; flashinfer/jit/core.py (JitSpec).
+compile_or_warm_up_model), 0.11 to 0.23; flashinfer/jit/core.py (JitSpec).
 """
 
 from __future__ import annotations
