@@ -2,7 +2,7 @@
 
     Model          embedding, masks, rotary tables, layers, norm
 
-A family says which parts it is made of (`DecoderConfig.layer`, `norm`, `embedding`,
+A family says which parts it is made of (`DecoderConfig.make_layers`, `norm`, `embedding`,
 `rotary_embedding`, `head_bias`; parts are in `decoder_layers`), what its modules are called
 (`names`), and overrides what its own code does otherwise (`Model.entered`, `CausalLM.logits`).
 
@@ -227,7 +227,7 @@ class DecoderConfig(RotaryConfig):
 
     def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
-        return [self.layer() for _ in range(self.num_hidden_layers)]
+        raise NotImplementedError
 
     def inner(self, path: str) -> Module:
         """Return a module that holds a layer's others, by its path."""
@@ -238,10 +238,6 @@ class DecoderConfig(RotaryConfig):
         """Return how a layer attends by single operations."""
         del layer
         return eager_attention
-
-    def layer(self) -> CheckpointedLayer:
-        """Return one layer, its weights allocated; families say of which parts."""
-        raise NotImplementedError
 
     def decoder(self) -> Any:
         """Return the model that heads stand on, its weights allocated."""

@@ -21,7 +21,7 @@ from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.frequencies import FREQUENCIES
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, mul, neg
-from vrambudget.ops.shape import cat, slice_last, view
+from vrambudget.ops.shape import cat, slice_last
 from vrambudget.ops.workspaces import bmm_workspace
 
 Rotary = tuple[Tensor, Tensor]
@@ -180,13 +180,6 @@ def rotate_half(x: Tensor) -> Tensor:
     x1 = slice_last(x, half)
     x2 = slice_last(x, half)
     return cat((neg(x2), x1), dim=-1)
-
-
-def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate q [B, H, T, D] and k [B, Hkv, T, D]."""
-    cos = view(cos, cos.shape[0], 1, *cos.shape[1:])
-    sin = view(sin, sin.shape[0], 1, *sin.shape[1:])
-    return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
