@@ -102,7 +102,7 @@ def _plain(tape: Tape) -> dict[str, Any]:
         "replayed": tape.replayed,
         "expandable_on_bytes": tape.expandable_on_bytes,
         "driver_addresses": tape.driver_addresses,
-        "is_plain": tape.is_fast,
+        "is_fast": tape.is_fast,
     }
 
 
