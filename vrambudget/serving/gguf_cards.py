@@ -77,6 +77,7 @@ def parsed(config: DecoderConfig) -> Mapping[str, Any]:
         "layer_types": list(config.layer_kinds),
         "rotary_width": config.rotary_width,
         "rope_type": config.rope_type,
+        "n_routed_experts": getattr(config, "experts", None),
     }
 
 
