@@ -2,26 +2,20 @@
 
 With `pictures` as its argument it asks for pipelines and classifiers alone, and keeps the rest.
 
-It needs a CUDA build of torch with its cuDNN (VRAMBUDGET_PYTHON), whose virtual driver is loaded
-here, and torch and transformers for followed models.
+It needs a CUDA build of torch with its cuDNN (VRAMBUDGET_PYTHON), and torch and transformers for
+followed models.
 """
 
-import ctypes
 import json
-import os
 import sys
 from itertools import product
 from pathlib import Path
 
 from vrambudget.cli import main as main_of
-from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record, read_records
-from vrambudget.cudnn import answers, asking
+from vrambudget.cudnn import answers, apart
 from vrambudget.cudnn.library import installed
 from vrambudget.cudnn.question import Convolution, Direction
-from vrambudget.rehearse.gpu_variables import environment
-from vrambudget.rehearse.stub_libraries import stub_libraries
-from vrambudget.rehearse.torch_build import find_torch
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
@@ -82,24 +76,21 @@ def ask_of_pictures() -> None:
 
 
 def main() -> None:
-    os.environ.update(environment(find_gpu("a100-80gb")))
-    for library in stub_libraries(find_torch([os.environ["VRAMBUDGET_PYTHON"]])):
-        if "cudnn" not in library.name:
-            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     cudnn = installed()
     assert cudnn is not None
     only_pictures = sys.argv[1:] == ["pictures"]
     asked: dict[str, int] = dict(answers._kept()["answers"]) if only_pictures else {}  # noqa: SLF001
     answers._kept = lambda: {"version": "", "answers": {}}  # noqa: SLF001 - all is asked anew
-    ask = asking.ask
+    ask = apart.ask_apart
 
-    def noted(cudnn, what, compute_capability, multiprocessors):
-        found = ask(cudnn, what, compute_capability, multiprocessors)
+    def noted(what, compute_capability, multiprocessors):
+        found, drives = ask(what, compute_capability, multiprocessors)
+        assert drives
         if found is not None:
             asked[answers.key_of(what, compute_capability)] = found
-        return found
+        return found, drives
 
-    asking.ask = noted
+    apart.ask_apart = noted
     ask_of_pictures()
     if not only_pictures:
         ask_of_patches()

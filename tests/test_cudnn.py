@@ -1,11 +1,15 @@
 """What cuDNN is asked of convolutions, and what a report says of its answers."""
 
-from types import SimpleNamespace
+import os
+from ctypes.util import find_library
+from functools import cache
+from threading import Event
 
 import pytest
+from virtual import VIRTUAL_GPU, run
 
 from vrambudget import estimate
-from vrambudget.cudnn import answers, asking, library
+from vrambudget.cudnn import answers, apart, asking, library, remarks
 from vrambudget.cudnn.question import Convolution, Direction
 from vrambudget.cudnn.remarks import remark_on_convolutions
 from vrambudget.dtypes import bfloat16, float16, float32
@@ -57,11 +61,67 @@ def test_a_report_says_whose_workspaces_are_counted_or_how_large_they_may_be():
     assert any("mostly 0 to 15.43 MiB" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize("drives", [True, False])
-def test_a_report_says_where_cudnn_was_asked_without_a_driver(monkeypatch, drives):
-    monkeypatch.setattr(library, "installed", lambda: SimpleNamespace(version="9.19.0"))
-    monkeypatch.setattr(library, "has_driver", lambda: drives)
-    assert ("are not the GPU's" in remark_on_convolutions(0)) is not drives
+@pytest.fixture
+def fresh_process(monkeypatch):
+    if library.installed() is None:
+        pytest.skip("cuDNN is not installed: pip install nvidia-cudnn-cu13")
+    asked_without_driver = Event()
+    for module in (answers, remarks):
+        monkeypatch.setattr(module, "asked_without_driver", asked_without_driver)
+    monkeypatch.setattr(apart, "_started", cache(apart._started.__wrapped__))  # noqa: SLF001
+    yield
+    connection, process = apart._started(os.getpid())  # noqa: SLF001
+    connection.close()
+    process.wait(timeout=60)  # it ends with the connection
+
+
+WEIGHTS = Convolution(
+    Direction.WEIGHT,
+    "float32",
+    (48, 32, 15, 15),
+    (64, 32, 3, 3),
+    (48, 64, 13, 13),
+    stride=(1, 1),
+    padding=(0, 0),
+    dilation=(1, 1),
+    channels_last=False,
+)
+WEIGHTS_IN_TORCH = """
+import sys, torch
+x, weight, dy = (torch.empty(eval(shape), device="cuda") for shape in sys.argv[2:])
+before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+moves = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+wanted = [False, True, False]
+_, dw, _ = torch.ops.aten.convolution_backward(dy, x, weight, None, *moves, wanted)
+peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+open(sys.argv[1], "w").write(str(peak - before - dw.nbytes))
+"""
+
+
+@pytest.mark.usefixtures("fresh_process")
+@pytest.mark.virtual_gpu
+@VIRTUAL_GPU[1]
+def test_cudnn_names_an_engine_that_uses_cublaslt_as_in_a_rehearsal(tmp_path):
+    script, told = tmp_path / "weights.py", tmp_path / "told"
+    script.write_text(WEIGHTS_IN_TORCH)
+    run(script, told, *map(str, (WEIGHTS.x, WEIGHTS.weight, WEIGHTS.y)), steps=100)
+    assert answers.workspace_bytes(WEIGHTS, *A100) == int(told.read_text())
+    assert "without a driver" not in remark_on_convolutions(0)
+
+
+@pytest.mark.usefixtures("fresh_process")
+@pytest.mark.skipif(find_library("cuda") is not None, reason="there is a driver")
+def test_a_report_says_where_cudnn_was_asked_without_a_driver(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")  # no C compiler builds stubs
+    assert answers.workspace_bytes(WEIGHTS, *A100) > 0
+    assert "without a driver" in remark_on_convolutions(0)
+
+
+@pytest.mark.usefixtures("fresh_process")
+def test_a_process_that_does_not_come_up_answers_nothing(monkeypatch):
+    monkeypatch.setattr(apart, "_ANSWER", "raise SystemExit(3)")
+    assert [answers.workspace_bytes(WEIGHTS, *A100) for _ in range(2)] == [answers.UNKNOWN] * 2
 
 
 GROUPS = Geometry((1, 1), (1, 1), (1, 1), groups=64)
@@ -162,7 +222,6 @@ def test_a_format_is_what_torch_takes_it_for(shape, transposed):
     for channels_last, format_ in ((False, torch.contiguous_format), (True, torch.channels_last)):
         packed = is_packed(shape, x.stride(), channels_last=channels_last)
         assert packed == x.is_contiguous(memory_format=format_)
-        made = torch.empty(shape, memory_format=format_)
-        assert packed_strides(shape, channels_last=channels_last) == made.stride()
+    assert packed_strides(shape) == torch.empty(shape, memory_format=torch.channels_last).stride()
     format_ = torch._prims_common.suggest_memory_format(x)  # noqa: SLF001 - no public one
     assert is_like_channels_last(shape, x.stride()) == (format_ is torch.channels_last)

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "vrambudget"
 
 # From the bottom up; what stands on one line is one layer.
 LAYERS = [
-    {"__init__", "errors", "escaping", "units", "dtypes", "declared"}
+    {"__init__", "errors", "escaping", "units", "dtypes", "declared", "strides"}
     | {"auto_classes", "sampled_lengths"},
     {"files", "bounded", "expressions"},
     {"budget"},

@@ -11,11 +11,11 @@ allow_tf32 = False.
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 from vrambudget.cudnn.gpu import described
 from vrambudget.cudnn.library import Cudnn, CudnnError, Of, Type
 from vrambudget.cudnn.question import Convolution, Direction
+from vrambudget.strides import strides_in
 
 _ALIGNMENT = 16  # of PyTorch's blocks, as far as cuDNN knows
 _TRIED = 8  # engines: a plan of the first can nearly always be made
@@ -102,24 +102,15 @@ def _geometry(cudnn: Cudnn, what: Convolution) -> ctypes.c_void_p:
 def _tensor(
     cudnn: Cudnn, what: Convolution, number: int, shape: tuple[int, ...]
 ) -> ctypes.c_void_p:
+    image = range(len(shape) - 1, 1, -1)
+    order = (1, *image, 0) if what.channels_last else (*image, 1, 0)
     return cudnn.made(
         Of.TENSOR,
         [
             (901, Type.DATA_TYPE, [_DATA_TYPES[what.dtype]]),
             (902, Type.INT64, shape),
-            (903, Type.INT64, _strides(shape, channels_last=what.channels_last)),
+            (903, Type.INT64, strides_in(order, shape)),
             (906, Type.INT64, [number]),
             (900, Type.INT64, [_ALIGNMENT]),
         ],
     )
-
-
-@cache
-def _strides(shape: tuple[int, ...], *, channels_last: bool) -> tuple[int, ...]:
-    """Return packed strides, the channels innermost or after the image."""
-    image = tuple(range(len(shape) - 1, 1, -1))
-    strides, step = [0] * len(shape), 1
-    for dim in (1, *image, 0) if channels_last else (*image, 1, 0):
-        strides[dim] = step
-        step *= shape[dim]
-    return tuple(strides)

@@ -120,16 +120,6 @@ class Cudnn:
 
 
 @cache
-def has_driver() -> bool:
-    """Whether CUDA's driver can be loaded, as on a machine with a GPU."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
-@cache
 def installed() -> Cudnn | None:
     """Return the cuDNN of this Python, else of VRAMBUDGET_PYTHON's, that answers without a GPU."""
     for path in _places():

@@ -1,6 +1,6 @@
 """What a report says of convolutions: whose workspaces are included, or how much is not."""
 
-from vrambudget.cudnn.answers import is_asked_without_driver, version
+from vrambudget.cudnn.answers import asked_without_driver, version
 from vrambudget.units import format_bytes
 
 _MOSTLY = 3
@@ -20,7 +20,7 @@ def remark_on_convolutions(unknown_workspace_bytes: int) -> str:
             " (`pip install nvidia-cudnn-cu13` on Linux reports them, without a GPU)"
         )
     asked = f"cuDNN {version()} names for this GPU"
-    if is_asked_without_driver():
+    if asked_without_driver.is_set():
         asked += (
             " (asked without a driver: a few, mostly of convolutions over single pixels, are not"
             " the GPU's)"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
 from vrambudget.errors import VramBudgetError
+from vrambudget.strides import strides_in
 from vrambudget.tape.events import Purpose, Storage
 
 if TYPE_CHECKING:
@@ -132,11 +133,7 @@ def numel(shape: Shape) -> Any:
 
 def contiguous_strides(shape: Shape) -> Shape:
     """Return row-major strides."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+    return strides_in(range(len(shape) - 1, -1, -1), shape)
 
 
 def empty(shape: Shape, dtype: DType, strides: Shape | None = None) -> Tensor:
@@ -164,11 +161,7 @@ def _dense_strides(shape: Shape, strides: Shape) -> Shape | None:
     if 0 in strides:
         return None
     order = sorted(range(len(shape)), key=lambda i: (strides[i], shape[i] == 1, -i))
-    result, step = [0] * len(shape), 1
-    for dim in order:
-        result[dim] = step
-        step *= shape[dim]
-    return tuple(result)
+    return strides_in(order, shape)
 
 
 def empty_bytes(nbytes: int) -> Storage:

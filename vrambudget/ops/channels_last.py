@@ -10,7 +10,8 @@ Source: c10/core/MemoryFormat.h (is_channels_last_strides_2d_s4, get_channels_la
 TensorImpl.cpp (_compute_channels_last_contiguous_2d).
 """
 
-from vrambudget.engine.tensor import Shape, contiguous_strides
+from vrambudget.engine.tensor import Shape
+from vrambudget.strides import strides_in
 
 
 def is_like_channels_last(shape: Shape, strides: Shape) -> bool:
@@ -39,15 +40,9 @@ def is_packed(shape: Shape, strides: Shape, *, channels_last: bool) -> bool:
     return True
 
 
-def packed_strides(shape: Shape, *, channels_last: bool) -> Shape:
-    """Return the strides of a tensor that lies so."""
-    if not channels_last:
-        return contiguous_strides(shape)
-    strides, step = [0] * len(shape), 1
-    for dim in _inside_out(len(shape)):
-        strides[dim] = step
-        step *= shape[dim]
-    return tuple(strides)
+def packed_strides(shape: Shape) -> Shape:
+    """Return the strides of a tensor that is packed in it."""
+    return strides_in(_inside_out(len(shape)), shape)
 
 
 def _inside_out(dims: int) -> tuple[int, ...]:

@@ -195,7 +195,7 @@ class _Call:
         return dx
 
     def _new(self, shape: Shape) -> Tensor:
-        strides = packed_strides(shape, channels_last=True) if self.last else None
+        strides = packed_strides(shape) if self.last else None
         return empty(shape, self.x.dtype, strides)
 
     def _work(self, direction: Direction) -> None:

@@ -21,6 +21,7 @@ from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_like
 from vrambudget.ops.channels_last import is_packed, packed_strides
+from vrambudget.strides import strides_in
 
 _IMAGE = 4  # dimensions of [B, C, H, W]
 
@@ -256,7 +257,7 @@ def iterated_strides(
             return None
         strides = [x.actual_strides() for x in operands]
         if len(shape) == _IMAGE and all(is_packed(shape, s, channels_last=True) for s in strides):
-            return packed_strides(shape, channels_last=True)
+            return packed_strides(shape)
         if len({*strides}) == 1 and operands[0].is_dense:
             return strides[0]
     return _reordered(shape, [_padded(x, shape) for x in operands])
@@ -269,9 +270,7 @@ def _padded(x: Tensor, shape: Shape) -> Shape:
     return (0,) * lead + tuple(0 if own != size else step for own, size, step in sizes)
 
 
-def _reordered(  # noqa: C901 - an insertion sort as it stands there
-    shape: Shape, operands: Sequence[Shape]
-) -> Shape | None:
+def _reordered(shape: Shape, operands: Sequence[Shape]) -> Shape | None:
     def comes_before(inner: int, outer: int) -> int:
         for strides in operands:
             a, b = strides[inner], strides[outer]
@@ -293,11 +292,7 @@ def _reordered(  # noqa: C901 - an insertion sort as it stands there
                 last = j
             elif comparison < 0:
                 break
-    result, step = [0] * len(shape), 1
-    for dim in order:
-        result[dim] = step
-        step *= shape[dim]
-    return None if order == sorted(order, reverse=True) else tuple(result)
+    return None if order == sorted(order, reverse=True) else strides_in(order, shape)
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:

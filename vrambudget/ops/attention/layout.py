@@ -12,6 +12,7 @@ from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor, empty
+from vrambudget.strides import strides_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,7 @@ def dense_strides(shape: Shape, strides: Shape) -> Shape:
             if strides[inner] > strides[outer] or shape[inner] > shape[outer]:
                 order[before], order[here] = outer, inner
                 here = before
-    dense, step = [0] * len(shape), 1
-    for dim in order:
-        dense[dim] = step
-        step *= shape[dim]
-    return tuple(dense)
+    return strides_in(order, shape)
 
 
 def pad_last(x: Tensor, count: int) -> Tensor:
