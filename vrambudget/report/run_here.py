@@ -156,8 +156,8 @@ def _said(choice: RunChoice) -> Iterator[str]:
     places = (("GPUs", on_gpus), ("main memory", in_ram))
     read = " and ".join(f"{gib(n)} from {place}" for place, n in places if n)
     yield f"each token reads of weights {read}"
-    if choice.model.architecture not in SEEN:
-        yield f"of {choice.model.architecture} the compute buffer is a rough estimate"
+    if rough := _rough(choice):
+        yield f"{rough} the compute buffer is a rough estimate"
     if speed := found.tokens_per_second:
         low, high = (f"{n:.1f}" if n < _WHOLE else f"{n:,.0f}" for n in speed)
         ram = f", main memory {MAIN_MEMORY[0]} to {MAIN_MEMORY[1]}" if in_ram else ""
@@ -171,6 +171,18 @@ def _said(choice: RunChoice) -> Iterator[str]:
         yield "with -ctk q8_0 -ctv q8_0 all layers are on GPUs, which is faster"
     if found.ram_bytes is None and not choice.is_whole:
         yield "whether main memory has that much is not checked: --ram 64GB says how much it has"
+
+
+def _rough(choice: RunChoice) -> str:
+    """Return of what no rule for the compute buffer was held against llama.cpp, or is 2 % off."""
+    model = choice.model
+    if model.architecture not in SEEN:
+        return f"of {model.architecture}"
+    if any(model.states) and 0 < choice.found.offloaded <= model.layers:
+        return f"of {model.architecture} with layers in main memory"
+    if not choice.found.gpus and choice.options.engine_version == "2026-10":
+        return "without a GPU, where embeddings may stand among tokens,"
+    return ""
 
 
 def commands(choice: RunChoice) -> list[str]:
