@@ -194,6 +194,17 @@ def test_positions_convolutions_and_norms_are_not_quantised():
     assert {t.kind for t in nemotron.tensors if t.name.endswith("_norm.weight")} == {"F32"}
 
 
+@pytest.mark.parametrize(("text", "tokens"), [("8k", 8000), ("8K", 8192), ("8192", 8192)])
+@pytest.mark.parametrize("command", ["run", "serve", "plan --serve"])
+def test_a_context_is_read_as_vllm_reads_numbers(command, text, tokens, capsys):
+    model = "qwen3-4b" + ":Q4_K_M" * (command == "run")
+    asked = [*command.split(), model, "--gpu", "24GB", "--context", text]
+    assert main(asked) == 0
+    assert f"{tokens:,}" in capsys.readouterr().out
+    assert main([*asked[:-1], "infk"]) == 2
+    assert "invalid int value: 'infk'" in capsys.readouterr().err
+
+
 def test_a_name_that_is_not_known_leads_to_its_file(capsys):
     assert main(["run", "nemotron-3-nona", "--gpu", "24GB"]) == 2
     error = capsys.readouterr().err

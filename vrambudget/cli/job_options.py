@@ -80,6 +80,18 @@ def add_job_options(
                 group.add_argument(*_spellings(name), dest=name, default=argparse.SUPPRESS, **how)
 
 
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def readable(text: str) -> int:
+    """Return a number as vLLM reads it: 16k is 16,000 and 16K 16,384 (human_readable_int)."""
+    unit = _UNITS.get(text[-1:], 1)
+    try:
+        return int(float(text[:-1]) * unit) if unit > 1 else int(text)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+
+
 def add_options(
     parser: argparse.ArgumentParser,
     settings: type[Settings],
@@ -129,7 +141,7 @@ def _one_or_two(word: str) -> Any:
     """Return a length, or the text of two: 128:1024."""
     try:
         return word if lengths_of(word) else int(word)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"invalid int value: {word!r}") from None
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
-from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.job_options import add_job_options, job_fields, readable
 from vrambudget.cli.output import add_output_options, chosen_format, emit, progress_of
 from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.foreign.torchtitan import flavor_of, model_of
@@ -80,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--serve", action="store_true", help="which vLLM server holds the most requests, instead"
     )
     parser.add_argument(
-        "--context", type=int, metavar="N", help="tokens of a request, with --serve (default: 8192)"
+        "--context",
+        type=readable,
+        metavar="N",
+        help="tokens of a request, with --serve (default: 8192)",
     )
     add_job_options(parser, without=Ranks)
     add_output_options(parser)

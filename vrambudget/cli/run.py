@@ -8,7 +8,7 @@ import argparse
 from typing import Any
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
-from vrambudget.cli.job_options import add_options
+from vrambudget.cli.job_options import add_options, readable
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.errors import VramBudgetError
 from vrambudget.integrations import run_here
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context",
         "--ctx-size",
         "-c",
-        type=int,
+        type=readable,
         metavar="N",
-        help="tokens of all slots together (default: as many as fit)",
+        help="tokens of all slots together, also as 32K (default: as many as fit)",
     )
     parser.add_argument(
         "--n-gpu-layers",

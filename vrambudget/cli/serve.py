@@ -6,7 +6,7 @@ Each engine has its own options, with its own names and defaults.
 import argparse
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
-from vrambudget.cli.job_options import add_options
+from vrambudget.cli.job_options import add_options, readable
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
@@ -20,16 +20,6 @@ _SHORT = {
     "quantization": ("-q",),
 }
 _READABLE = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def _readable(text: str) -> int:
-    """Return a number as vLLM reads it: 16k is 16,000 and 16K 16,384 (human_readable_int)."""
-    unit = _UNITS.get(text[-1:], 1)
-    try:
-        return int(float(text[:-1]) * unit) if unit > 1 else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu", required=True, metavar="GPU", help="a name, a size, 2xh100, or auto"
     )
     parser.add_argument(
-        "--context", type=int, metavar="N", help="tokens of a request (default: the longest)"
+        "--context", type=readable, metavar="N", help="tokens of a request (default: the longest)"
     )
     parser.add_argument(
         "--engine-version",
@@ -61,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         known |= set(options.model_fields)
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to change a type
         if action.dest in _READABLE:
-            action.type = _readable
+            action.type = readable
     add_output_options(parser)
 
 
