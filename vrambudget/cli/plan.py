@@ -80,10 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--serve", action="store_true", help="which vLLM server holds the most requests, instead"
     )
     parser.add_argument(
-        "--context",
-        type=readable,
-        metavar="N",
-        help="tokens of a request, with --serve (default: 8192)",
+        "--context", type=readable, metavar="N", help="tokens of a request of --serve (8192)"
     )
     add_job_options(parser, without=Ranks)
     add_output_options(parser)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,23 +87,9 @@ def read(text: bytes) -> tuple[Tape, dict[str, int]]:
 
 
 def _plain(tape: Tape) -> dict[str, Any]:
-    return {
-        "events": tape.events,
-        "sizes": tape.sizes,
-        "purposes": tape.purposes,
-        "operations": tape.operations,
-        "contents": [c and (c[0], c[1].name) for c in tape.contents],
-        "modules": tape.modules,
-        "paths": tape.paths,
-        "marks": [
-            (m.position, m.step, m.phase, m.resets_allocator, m.empties_cache, m.period)
-            for m in tape.marks
-        ],
-        "replayed": tape.replayed,
-        "expandable_on_bytes": tape.expandable_on_bytes,
-        "driver_addresses": tape.driver_addresses,
-        "is_fast": tape.is_fast,
-    }
+    own = {f.name: getattr(tape, f.name) for f in fields(tape) if f.name != "last_step"}
+    contents = [c and (c[0], c[1].name) for c in tape.contents]
+    return {**own, "contents": contents, "marks": [m._replace(steps=None) for m in tape.marks]}
 
 
 def _tape(found: Mapping[str, Any]) -> Tape:
@@ -111,8 +97,5 @@ def _tape(found: Mapping[str, Any]) -> Tape:
     values["purposes"] = [Purpose(p) for p in found["purposes"]]
     values["contents"] = [c and (tuple(c[0]), _DTYPES[c[1]]) for c in found["contents"]]
     values["replayed"] = [tuple(stretch) for stretch in found["replayed"]]
-    values["marks"] = [
-        Mark(position, step, phase, resets, empties, period=period)
-        for position, step, phase, resets, empties, period in found["marks"]
-    ]
+    values["marks"] = [Mark(*mark) for mark in found["marks"]]
     return Tape(**values)

@@ -40,22 +40,11 @@ def run(model: Module, settings: GenerateSettings, *, in_full: bool = False) -> 
             if call:
                 context.tape.mark(2 * call, "setup")
             settings = replace(settings, first_step=2 * call)
-            out = _generate_once(model, settings, input_ids, attention_mask, in_full=in_full)
-    return out
-
-
-def _generate_once(
-    model: Module,
-    settings: GenerateSettings,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    *,
-    in_full: bool,
-) -> object:
-    options = context.options  # experts run in another way while tokens are decoded
-    out = generate(model, settings, input_ids, attention_mask, in_full=in_full)
-    context.options = options
-    context.tape.mark(settings.first_step + (settings.new > 1), Phase.STEP_END)
+            options = context.options  # experts run in another way while tokens are decoded
+            made_now = generate(model, settings, input_ids, attention_mask, in_full=in_full)
+            context.options = options
+            context.tape.mark(settings.first_step + (settings.new > 1), Phase.STEP_END)
+            out = made_now  # what the call before left goes here
     return out
 
 
