@@ -77,6 +77,23 @@ class Builder:
         self.nodes.append(found)
         return found
 
+    def by_scores(
+        self,
+        number: int,
+        width: int,
+        queries: Node,
+        caches: list[Node],
+        mask: Node,
+        *,
+        copies: bool,
+    ) -> Node:
+        """Return attention by way of so many scores a row; `copies`: of values, transposed."""
+        if copies:
+            caches[1] = Node(caches[1].nbytes, None, caches[1:])
+            self.nodes.append(caches[1])
+        scores = self.same(self.node(number, queries, *caches[:1]), mask)
+        return self.node(width, self.node(width, scores, *caches[1:]))
+
     def copied(self, x: Node) -> Node:
         """Return what is made of a view."""
         return self.node(x.nbytes // F32 // self.rows, x)

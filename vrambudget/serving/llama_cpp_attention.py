@@ -9,8 +9,7 @@ Since 2026 keys and values of a quantised cache are turned by a matrix, queries 
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_attn_mha,
 build_attn_inp_kv), src/llama-kv-cache.cpp (build_input_k_rot), src/models/deepseek2.cpp,
-ggml/src/ggml-cuda/fattn.cu (ggml_cuda_flash_attn_ext_get_alloc_size); of May 2026
-src/llama-context.cpp (sched_reserve: attention away from its layer's device is computed by scores).
+ggml/src/ggml-cuda/fattn.cu (ggml_cuda_flash_attn_ext_get_alloc_size).
 Not modelled: recurrent layers but by their projections that are neither delta nets nor Mamba 2.
 """
 
@@ -48,9 +47,6 @@ class Attention(Builder):
         self.model, self.options, self.placed, self.flash = model, options, placed, flash
         self.cells = cells
         self.is_spread = not flash  # the cache's values; decided before attention is tried
-        if options.flash_attn == "auto" and options.engine_version == "2026-05" and placed.has_gpus:
-            sinks = (of["attn_sinks"].device for of in placed.layers if "attn_sinks" in of)
-            self.flash &= HOST not in sinks  # with them on the GPU, away from its layer
         self.is_old = options.is_old
         self.is_whole = HOST not in placed.devices
         super().__init__(
@@ -206,13 +202,8 @@ class Attention(Builder):
                 latent = caches[0].nbytes * width // model.heads // model.keys[layer]
                 caches.append(Node(latent, caches[0].device, lies=True))
             return self.node(width, queries, *caches, mask, more=extra)
-        if not self.is_spread:
-            caches[1] = Node(caches[1].nbytes, None, caches[1:])
-            self.nodes.append(caches[1])
-        scores = self.node(cells * model.heads, queries, *caches[:1])
-        scores = self.same(scores, mask)
-        values = self.node(width, scores, *caches[1:])
-        return self.node(width, values)
+        number = cells * model.heads
+        return self.by_scores(number, width, queries, caches, mask, copies=not self.is_spread)
 
     def _store(self, layer: int, *made: Node) -> None:
         """Write keys, and values, to the cache."""

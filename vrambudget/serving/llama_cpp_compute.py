@@ -10,7 +10,8 @@
 Identical layers need what a few of them need: the others are left out.
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_ffn,
-build_moe_ffn), src/models/*.cpp, src/llama-context.cpp (sched_reserve, graph_get_cb),
+build_moe_ffn), src/models/*.cpp, src/llama-context.cpp (sched_reserve, graph_get_cb; of May 2026
+attention away from its layer's device is computed by scores there),
 ggml/src/ggml-cuda/ggml-cuda.cu (offload_op, get_alloc_size).
 Not modelled: recurrent layers that are no delta nets but by their projections, and --no-op-offload.
 """
@@ -51,6 +52,9 @@ def compute_bytes(
     `cells`: of a cache of all tokens, and of one of a window; `outputs`: rows of logits.
     """
     graph = _Graph(model, options, placed, cells=cells, outputs=outputs, flash=flash)
+    if options.flash_attn == "auto" and options.engine_version == "2026-05" and placed.has_gpus:
+        sinks = (of["attn_sinks"].device for of in placed.layers if "attn_sinks" in of)
+        graph.flash &= HOST not in sinks  # it would be on the GPU, away from its layer
     try:
         graph.build()
     except KeyError as missing:
