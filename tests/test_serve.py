@@ -277,6 +277,17 @@ def test_more_than_is_free_is_refused_as_vllm_refuses_it(capsys):
     assert "vrambudget serve qwen3-0.6b --gpu rtx-4090 --gpu-memory-utilization 0.9" in text
 
 
+def test_a_model_whose_longest_request_does_not_fit_is_told_the_length_that_was_asked_for(capsys):
+    words = ["serve", "llama-3.1-8b", "--gpu", "24GB"]
+    assert main([*words, "--context", "8192"]) == 1
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith("all 131,072 tokens of the model; add --max-model-len 8192")
+    assert second.startswith("vLLM's: To serve at least one request with max seq len 131,072")
+    assert main([*words, "--max-model-len", "8192"]) == 0
+    assert main([*words, "--max-model-len", "100k"]) == 1
+    assert "add --max-model-len" not in capsys.readouterr().out
+
+
 def test_flags_that_decide_no_memory_are_left_out_and_said(capsys):
     words = ["serve", "llama-3.1-8b", "--gpu", "h100"]
     assert main([*words, "-tp", "2", "--max-model-len", "16k", "--dtype", "half"]) == 0

@@ -34,10 +34,13 @@ def served(
     gpus = options.tensor_parallel_size * options.pipeline_parallel_size
     many = f"{gpus} x {gpu.name}, each" if gpus > 1 else gpu.name
     length = context or found.max_model_len
+    error = f"DOES NOT START: {found.error}"
+    held = min(context or USUAL_CONTEXT, found.longest_request)
+    if options.max_model_len is None and held and "max seq len" in error:
+        whole = f"vLLM's own --max-model-len, all {found.max_model_len:,} tokens of the model"
+        error = f"DOES NOT START with {whole}; add --max-model-len {held}\nvLLM's: {found.error}"
     lines = [
-        f"DOES NOT START: {found.error}"
-        if found.error
-        else starts(found, length, f"vLLM {VERSION}"),
+        error if found.error else starts(found, length, f"vLLM {VERSION}"),
         "",
         f"{model} on {many} {gib(gpu.capacity_bytes)}, by the rules of vLLM {VERSION}",
         "",
