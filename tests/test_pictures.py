@@ -196,6 +196,13 @@ def test_a_plan_has_a_command_of_each_goal_that_fits(capsys):
         assert main(command.split()[1:]) == 0
 
 
+def test_a_plan_says_why_what_is_larger_than_the_gpu_fits(capsys):
+    assert main(["plan", "sdxl", "--gpu", "12GB"]) == 0
+    out = capsys.readouterr().out
+    assert "14.40 GiB" in out
+    assert "at its peak: on a GPU without limit; on this one PyTorch returns its cache" in out
+
+
 def test_a_yolo_says_what_is_assumed_and_which_sizes_it_takes(capsys):
     assert main(["yolo11n.pt", "--resolution", "320", "--gpu", "12GB"]) == DONE
     assert "assumed: 16 objects in each picture" in capsys.readouterr().out

@@ -283,6 +283,16 @@ def test_a_gpu_without_bfloat16_gets_float16():
     assert {choice.fields["precision"] for choice in found.choices} == {"amp-fp16"}
 
 
+def test_adapters_that_take_several_gpus_are_first_planned_for_one_with_4_bit_weights():
+    found = vrambudget.plan("phi-4", gpu="24GB", goal="lora", block=2048)
+    (in_4_bits,) = found.alternatives
+    assert (in_4_bits.choice.gpus, in_4_bits.choice.trains) == (1, "qlora")
+    assert found.gpus > 1
+    text = str(found)
+    assert text.startswith("phi-4 trains on one NVIDIA GeForce RTX 4090")
+    assert f"needs {found.gpus} x NVIDIA GeForce RTX 4090" in text
+
+
 @pytest.mark.nightly
 def test_gpus_that_were_counted_are_all_used_where_less_fits_them():
     found = vrambudget.plan("gpt2-xl", gpu="2x3.5GiB", goal="lora")

@@ -31,6 +31,7 @@ _COLUMNS = [
 ]
 
 _OF_AN_ANSWER = [Column(name, name, "right") for name in ("batch", "prompt", "new", "new_at_most")]
+RETURNED = "on a GPU without limit; on this one PyTorch returns its cache, and it fits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +102,7 @@ def _next(found: Fit, what: What, scenario: Scenario) -> Iterator[str]:
     """Yield what a fit above the capacity means, and a plan to try where nothing fits."""
     job, limit = scenario.job, scenario.gpu.available_bytes if scenario.gpu else 0
     if any(point.fits and point.peak_reserved_bytes > limit for point in found.curve):
-        yield "reserved: on a GPU without limit; on this one PyTorch returns its cache, and it fits"
+        yield f"reserved: {RETURNED}"
     if getattr(found, what) or job.mode != "train" or job.layout.ranks > 1 or job.compile:
         return
     words = [model_word(scenario), "--gpu", gpu_word(scenario), "--block", str(found.block)]

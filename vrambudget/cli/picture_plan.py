@@ -8,6 +8,7 @@ import argparse
 from dataclasses import asdict
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
+from vrambudget.cli.fit import RETURNED
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import find_gpu
 from vrambudget.escaping import json_text
@@ -37,17 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the recipes. Returns 1 if none fits."""
     name = picture_name(args.model) or args.model
-    found = recipes(
-        name, find_gpu(args.gpu), word=args.gpu, resolution=args.resolution, frames=args.frames
-    )
+    gpu = find_gpu(args.gpu)
+    found = recipes(name, gpu, word=args.gpu, resolution=args.resolution, frames=args.frames)
     output = chosen_format(args)
     if output == "json":
         emit(json_text([asdict(one) for one in found]), args)
     else:
-        rows = [asdict(one) for one in found]
         fitting = [one.command for one in found if one.fits]
-        head = f"{title(name)} on {find_gpu(args.gpu).name}"
-        table = render_rows(_COLUMNS, rows, output)
+        head = f"{title(name)} on {gpu.name}"
+        table = render_rows(_COLUMNS, [asdict(one) for one in found], output)
+        if any(one.fits and one.peak_bytes > gpu.capacity_bytes for one in found):
+            table += f"\n\nat its peak: {RETURNED}"
         commands = "\n".join(f"  {command}" for command in fitting or [found[-1].command])
         emit(f"{head}\n\n{table}\n\n{'use' if fitting else 'the least'}:\n{commands}", args)
     return DONE if any(one.fits for one in found) else DOES_NOT_FIT

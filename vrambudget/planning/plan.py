@@ -197,6 +197,8 @@ def _eager(
     others = tuple[Alternative, ...]()
     if wish.gpus is None:
         others = tuple(alternatives(scenario, wish, progress, alone=True))
+        if not others and wish.goal == "lora":
+            others = _best_alone(scenario, replace(wish, goal="qlora"), progress)
     if others and wish.goal == "any":
         return 0, [], others, None
     planner = Planner(scenario, wish, progress)
@@ -211,13 +213,19 @@ def _with_less(
 ) -> tuple[Alternative, ...]:
     """Return what several GPUs train with less; of those that were counted, first one as asked."""
     one = replace(wish, gpus=None, per_step=None)
-    if wish.gpus is not None and (found := _alone(scenario, one, progress)):
-        best = of_recipe(scenario, found[0])
-        return (Alternative(AS_ASKED, best.command, best),)
-    several = tuple(alternatives(scenario, wish, progress, alone=False))
-    if several or wish.gpus is None:
-        return several
+    found = () if wish.gpus is None else _best_alone(scenario, one, progress)
+    found = found or tuple(alternatives(scenario, wish, progress, alone=False))
+    if found or wish.gpus is None:
+        return found
     return tuple(alternatives(scenario, one, progress, alone=True))
+
+
+def _best_alone(
+    scenario: Scenario, wish: Wish, progress: Callable[[], object]
+) -> tuple[Alternative, ...]:
+    """Return the best recipe for one GPU, if there is one."""
+    found = (of_recipe(scenario, recipe) for recipe in _alone(scenario, wish, progress)[:1])
+    return tuple(Alternative(AS_ASKED, best.command, best) for best in found)
 
 
 def _compiled(

@@ -113,7 +113,7 @@ def headline(found: Plan) -> str:
     """Return the answer: the best recipe of one GPU, or how many it takes."""
     if found.alternatives:
         first = found.alternatives[0]
-        says_more = "loop" in first.choice.fields or first.what == AS_ASKED
+        says_more = "loop" in first.choice.fields or (first.what == AS_ASKED and found.counted)
         return _one(found, first.choice) + (f"; {first.what}" if says_more else "")
     if not found.choices:
         return _nothing(found)
