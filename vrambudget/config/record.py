@@ -62,8 +62,8 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     if is_inference(record):
         values |= fields_of(record)
     if isinstance(layout, Mapping):
-        # Such records of Trainer were measured by a callback that empties the cache first.
-        begins = values.get("loop") in TRAINERS and "peak_build" in record.get("measured", {})
+        # A callback that notes a Trainer's weights, where a record has them, empties the cache.
+        begins = values.get("loop") in TRAINERS and "weights" in record.get("measured", {})
         values = {**READ_AS_ZERO, **values, **fields_of_layout(layout), "empty_cache": begins}
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
     if values.get("keep_outputs") is False and "forward_returns" not in values:

@@ -233,6 +233,6 @@ class Ranks(Settings, heading="several GPUs"):
     def _misplaced(self, names: Iterable[str], what: str, *, belongs: bool) -> Iterable[str]:
         for name in names:
             if not belongs and name in self.model_fields_set:
-                value = getattr(self, name)
-                if value != type(self).model_fields[name].default:
+                value, default = getattr(self, name), type(self).model_fields[name].default
+                if value != default and (value is not False or default is not None):
                     yield f"{name} is {value!r}, a setting of {what}; parallel is {self.parallel!r}"
