@@ -31,7 +31,7 @@ from vrambudget.cli.parser import Parser
 from vrambudget.cli.records import append_record, summary
 from vrambudget.cli.streams import say
 from vrambudget.config.fields.ranks import Ranks
-from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.gpus import Gpu, find_gpu, nodes_of_gpus
 from vrambudget.config.record import read_records, with_loop_defaults
 from vrambudget.errors import VramBudgetError
 from vrambudget.measure.record import as_record
@@ -218,6 +218,9 @@ def _job(args: argparse.Namespace) -> Rehearsal:
 def _gpu(name: str | None) -> Gpu:
     if name is None:
         raise VramBudgetError("name the GPU", hint='--gpu "RTX 3060", or --gpu 12GB')
+    if (several := nodes_of_gpus(name))[:2] != (1, 1):
+        hint = "vrambudget rehearse --gpu {2} -- torchrun --nproc-per-node {1} train.py"
+        raise VramBudgetError(f"{name}: one rank is rehearsed", hint=hint.format(*several))
     return find_gpu(name)
 
 
