@@ -358,6 +358,12 @@ def test_a_tape_comes_back_from_the_cache_as_it_was(tmp_path):
     assert found[0].contents == tape.contents
 
 
+@pytest.mark.parametrize(("name", "differs"), [("bart-base", True), ("gpt2", False)])
+def test_a_report_lists_what_barts_compiled_job_was_seen_to_lack(name, differs):
+    config = resolve(name, gpu="A100", compile=True).config
+    assert any("BART's first backward pass" in each for each in config.not_modelled()) == differs
+
+
 def test_a_damaged_file_is_told_and_written_anew(tmp_path, monkeypatch):
     scenario = resolve("nanogpt", block=64, gpu="A100", compile=True)
     job, platform = scenario.job, scenario.platform

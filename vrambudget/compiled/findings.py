@@ -28,13 +28,8 @@ class Findings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, as plain data."""
-        return {
-            "compiler": self.compiler,
-            "rules": self.rules,
-            "padded": self.padded,
-            "breaks": self.breaks,
-            "not_modelled": self.not_modelled,
-        }
+        names = ("compiler", "rules", "padded", "breaks", "not_modelled")
+        return {name: getattr(self, name) for name in names}
 
     def take(self, saved: Mapping[str, Any]) -> None:
         """Report what was reported before."""
