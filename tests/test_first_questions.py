@@ -135,3 +135,10 @@ def test_a_tip_of_a_layout_leads_to_no_refusal(layout, ranks):
     assert words
     for word in words:
         assert parse_layout(word, ranks).ranks == ranks
+
+
+def test_several_gpus_lead_to_a_launcher_of_ranks(capsys):
+    assert main(["rehearse", "--gpu", "2xt4", "--", "python", "train.py"]) == 2
+    error = capsys.readouterr().err
+    assert "one rank is rehearsed" in error
+    assert "rehearse --gpu t4 -- torchrun --nproc-per-node 2 train.py" in error

@@ -300,13 +300,6 @@ def test_a_function_is_rehearsed_in_another_process(monkeypatch, tmp_path):
     assert (result.exit_code, result.peak_requested_bytes) == (0, 400)
 
 
-def test_several_gpus_lead_to_a_launcher_of_ranks(capsys):
-    assert main(["rehearse", "--gpu", "2xt4", "--", "python", "train.py"]) == 2
-    error = capsys.readouterr().err
-    assert "one rank is rehearsed" in error
-    assert "rehearse --gpu t4 -- torchrun --nproc-per-node 2 train.py" in error
-
-
 def test_a_script_that_uses_no_gpu_is_told_so(tmp_path):
     file = tmp_path / "cpu.py"
     file.write_text("import torch\ntorch.zeros(3)\n")
