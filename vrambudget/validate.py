@@ -140,7 +140,7 @@ class Beside:
     """A job's peak allocated bytes, estimated and as records have it; None where there is none."""
 
     id: str
-    gpu: str
+    card: str  # as records and --by call the GPU
     torch: str
     estimate: int
     virtual: int | None

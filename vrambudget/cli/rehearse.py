@@ -243,7 +243,7 @@ def _records(args: argparse.Namespace) -> int:
         record = as_record(
             job,
             measured=found.measured,
-            gpu=gpu.key or f"{gpu.capacity_bytes}B",
+            card=gpu.key or f"{gpu.capacity_bytes}B",
             source="virtual",
             versions=found.versions,
             machine={"capacity_bytes": gpu.capacity_bytes, "outside_bytes": gpu.context_bytes},

@@ -57,7 +57,7 @@ def reads_packed(
 ) -> bool:
     """Whether x [rows, inputs] @ weight.T is computed from the packed weight [outputs, inputs].
 
-    `card`: compute capability and multiprocessors.
+    `gpu`: compute capability and multiprocessors.
     """
     if inputs % _BLOCK or rows > _NEVER_ABOVE:
         return False

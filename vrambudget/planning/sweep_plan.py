@@ -29,7 +29,7 @@ _ALWAYS = ("mode", "precision", "optimizer", "optimizer_impl", "attention", "che
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Everything but batch and block; `cards` share the kernels of the scenario's."""
+    """Everything but batch and block; `gpus` share the kernels of the scenario's."""
 
     scenario: Scenario
     gpus: tuple[Gpu, ...]

@@ -127,7 +127,7 @@ def _gpus(result: Rehearsal) -> tuple[Sequence[str], list[Sequence[str]]]:
         (f"cuda:{c.gpu}", *map(format_bytes, (c.reserved_bytes, c.allocated_bytes)))
         for c in result.gpus
     ]
-    return ("card", "reserved", "allocated"), rows
+    return ("GPU", "reserved", "allocated"), rows
 
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -53,7 +53,7 @@ class Tracer:
     """Runs what has known values on the CPU too.
 
     `answer(on, reported, number)` sets what the stub's next small reads give in this
-    thread; `on_card` says whether a tensor is on the virtual GPU. `numbers` (with their seed) and
+    thread; `on_gpu` says whether a tensor is on the virtual GPU. `numbers` (with their seed) and
     `routing` are what is assumed of those that are not known (assuming.py).
     """
 

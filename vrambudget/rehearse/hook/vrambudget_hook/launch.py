@@ -106,7 +106,7 @@ def accelerate(words: list[str], gpus: int | None) -> Started:
 
 
 def deepspeed(words: list[str], gpus: int | None) -> Started:
-    """Return what `deepspeed` starts: of a host file's machines, or of one with `cards`."""
+    """Return what `deepspeed` starts: of a host file's machines, or of one with `gpus`."""
     runner: Any = importlib.import_module("deepspeed.launcher.runner")
     args = runner.parse_args(words)
     machines = runner.fetch_hostfile(args.hostfile)
