@@ -5,7 +5,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from importlib import import_module
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, NoReturn
 
 from vrambudget import __version__
@@ -15,6 +15,7 @@ from vrambudget.errors import VramBudgetError, did_you_mean
 DEFAULT = "estimate"
 _WIDTH, _INDENT = 100, 24  # columns of the short help
 _NARROW = ("fp8", "float8", "mxfp", "nvfp", "fp4", "float4")
+_RANKLESS = ("--lora", "--qlora")
 _SHOWN = 400  # characters of a mistake: an argument may have thousands
 COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "show what a job takes, and whether it fits on a GPU"),
@@ -63,6 +64,8 @@ class _Help(argparse.Action):
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises VramBudgetError, with the nearest option as a hint."""
+
+    given: Sequence[str] = ()  # the words, before those of other programs become our own
 
     def __init__(self, *args: Any, add_help: bool = True, **how: Any) -> None:
         """Add --help, which has a short and a long form."""
@@ -132,7 +135,7 @@ class Parser(argparse.ArgumentParser):
             near = did_you_mean(word, self.option_strings)
             if word in COMMANDS:
                 near = f"the command comes first: vrambudget {word} MODEL ..."
-            elif word.isdigit() and "--lora-rank" in self.option_strings:
+            elif {(option, word) for option in _RANKLESS} & {*pairwise(self.given)}:
                 near = f"the option before {word} takes no value; a rank is --lora-rank {word}"
             elif not word.startswith("-") and self.prog.endswith(" sweep"):
                 near = "values of one option are joined: --block 512,1024, or --batch 1:64:x2"
@@ -184,6 +187,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     home, name, words = _command_of(argv)
     command = parser_of(home, name)
+    command.given = words
     args = command.parse_args(_in_own_words(words, command.option_strings))
     return with_files(args) if "config" in args else args
 
