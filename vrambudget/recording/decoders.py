@@ -176,7 +176,7 @@ def record_decoder(model_type: str) -> Program:
             {installed_version("transformers").rpartition(".")[0], *FOLLOWED.get(model_type, ())}
         ),
         "ignored": sorted(
-            {*own, *OF_FILES.get(model_type, ())} - {*usual, *aliases, *HARMLESS_VALUES}
+            {*(own.keys() - HARMLESS_VALUES), *OF_FILES.get(model_type, ())} - {*usual, *aliases}
         ),
     }
     program.source |= kinds_of_layers(own, base) | around_layers(program, base)
