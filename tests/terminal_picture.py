@@ -7,7 +7,7 @@ import pages
 
 COMMAND = "vrambudget plan llama-3.1-8b --gpu 12GB"
 PICTURE = pages.ROOT / "docs" / "pictures" / "terminal.svg"
-WIDTH, LINES = 132, 9  # columns; lines of output
+WIDTH, LINES = 134, 9  # columns; lines of output
 _TYPED, _INK = "#7ee787", "#e6edf3"
 _LINE, _COLUMN = 19, 7.83  # pixels of 13 px monospace
 
