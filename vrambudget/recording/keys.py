@@ -14,7 +14,7 @@ OF_FILES = {
         (
             *("routed_scaling_factor", "scoring_func", "aux_loss_alpha", "seq_aux", "ep_size"),
             *("num_nextn_predict_layers", "num_mtp_layers", "norm_topk_prob", "moe_layer_freq"),
-            *("topk_method", "quantization_config"),  # notes say how weights are counted
+            *("topk_method", "quantization_config"),  # weights count in the job's type
         ),
     ),
     "falcon": ("apply_residual_connection_post_layernorm", "rotary", "rotary_base"),
