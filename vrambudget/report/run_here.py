@@ -118,12 +118,12 @@ def _split_of(row: RunChoice) -> str:
 
 
 def _devices(found: LlamaCppServing) -> Iterator[str]:
-    yield f"{'':<12} {'model':>11} {'KV cache':>10} {'compute':>10}   driver's own    of"
+    yield f"{'':<12} {'model':>11} {'KV cache':>10} {'compute':>10}   driver's own             of"
     for held, context, capacity in zip(
         found.gpus, found.context_bytes, found.capacity_bytes, strict=True
     ):
-        yield f"{_held(held)}   {spread(*context):<15} {gib(capacity)}"
-    ram = "" if found.ram_bytes is None else f"   {'':<15} {gib(found.ram_bytes)}"
+        yield f"{_held(held)}   {spread(*context):<17} {gib(capacity):>9}"
+    ram = "" if found.ram_bytes is None else f"   {'':<17} {gib(found.ram_bytes):>9}"
     yield f"{_held(found.host, 'main memory')}{ram}"
     for each in found.beside:
         for held in (*each.gpus, each.host):
