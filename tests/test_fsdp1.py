@@ -75,6 +75,7 @@ def test_evaluation_gives_all_layers_back():
         ({"no_sync": True, "grad_accum": 2}, "no_sync"),
         ({"freeze": "transformer.h.0.mlp"}, "frozen and trained parameters in one layer"),
         ({"reshard_after_forward": True}, "a setting of FSDP2"),
+        ({"reshard_after_forward": "some"}, "true, false or a number of ranks"),
         ({"parallel": "fsdp2", "use_orig_params": True}, "a setting of FSDP 1"),
         ({"parallel": "fsdp1+tp=2"}, "tensor parallelism with fsdp1"),
         ({"parallel": "fsdp"}, "FullyShardedDataParallel is 'fsdp1'"),

@@ -54,7 +54,7 @@ def _reshard(value: Any) -> Any:
     """Return true, false or a number of ranks, also from text."""
     words = {"true": True, "false": False}
     if isinstance(value, str):
-        value = words.get(value.lower(), whole_number(value))
+        value = words.get(value.lower(), whole_number(value) or value)
     if value is None or isinstance(value, bool) or (isinstance(value, int) and value >= 1):
         return value
     raise ValueError("it should be true, false or a number of ranks, for example 8")
@@ -234,5 +234,5 @@ class Ranks(Settings, heading="several GPUs"):
         for name in names:
             if not belongs and name in self.model_fields_set:
                 value, default = getattr(self, name), type(self).model_fields[name].default
-                if value != default and (value is not False or default is not None):
+                if value != default and (value, default) != (False, None):
                     yield f"{name} is {value!r}, a setting of {what}; parallel is {self.parallel!r}"
