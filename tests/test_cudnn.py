@@ -124,6 +124,18 @@ def test_a_process_that_does_not_come_up_answers_nothing(monkeypatch):
     assert [answers.workspace_bytes(WEIGHTS, *A100) for _ in range(2)] == [answers.UNKNOWN] * 2
 
 
+@pytest.mark.usefixtures("fresh_process")
+def test_an_interrupted_question_leaves_the_next_one_to_another_process(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(apart.Connection, "recv", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            answers.workspace_bytes(WEIGHTS, *A100)
+    assert answers.workspace_bytes(WEIGHTS, *A100) > 0
+
+
 GROUPS = Geometry((1, 1), (1, 1), (1, 1), groups=64)
 
 

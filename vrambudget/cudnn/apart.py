@@ -22,8 +22,10 @@ def ask_apart(*question: object) -> Any:
     try:
         connection.send(question)
         return connection.recv()
-    except BaseException:  # an interrupt, too: its answer is not the next question's
+    except BaseException as error:
         connection.close()
+        if not isinstance(error, EOFError | OSError):  # an interrupt: another answers the next
+            _started.cache_clear()
         raise
 
 
