@@ -153,7 +153,8 @@ class Search:
             peak_reserved_bytes=peak.reserved_bytes,
             fits=fit,
         )
-        guess = largest_by(tape, n, self.limit * peak.requested_bytes // peak.reserved_bytes)
+        limit = self.limit * peak.requested_bytes // peak.reserved_bytes
+        guess = largest_by(tape, n, limit) if fit else None
         return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fit, guess)
 
     def largest(self) -> int:

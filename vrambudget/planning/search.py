@@ -38,7 +38,7 @@ class Try(NamedTuple):
     peak_bytes: int
     model_bytes: int
     fits: bool
-    guess: int | None = None  # the largest that should fit, by what of this one grows
+    guess: int | None = None  # the largest that should fit, by what grows of one that fits
 
 
 def model_bytes(breakdown: Mapping[str, int]) -> int:
@@ -92,7 +92,7 @@ def largest_that_fits(
         if fails and many and 2 * left[-1] > left[-1 - _PATIENCE]:
             index = (good + bad) // 2
         best = tried.get(sizes[good]) if good >= 0 and len(tried) < _GUESSES else None
-        if best is not None and best.guess is not None and best.guess < sizes[bad - 1] + 1:
+        if best is not None and best.guess is not None and best.guess <= sizes[bad - 1]:
             index = bisect_right(sizes, best.guess) - 1
         size = sizes[min(max(index, good + 1), bad - 1)]
 
