@@ -14,9 +14,8 @@ from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.versions import CHECKED, default_version, installed_version
 from vrambudget.errors import VramBudgetError
-from vrambudget.rehearse.jobs import python
 from vrambudget.rehearse.stub_libraries import c_compiler
-from vrambudget.rehearse.torch_build import find_torch
+from vrambudget.rehearse.torch_build import find_torch, own_python
 from vrambudget.report.tabular import Column, render_rows
 
 _COLUMNS = [Column("what", "what"), Column("found", "found"), Column("use", "for")]
@@ -72,9 +71,9 @@ def _machine() -> Iterator[tuple[str, str, str]]:
         gpu = f"- ({error.message})"
     yield "GPU", gpu, "measure, --gpu auto"
     try:
-        build = find_torch([python()])
+        build = find_torch([own_python()])
         found = f"{build.version}, CUDA {build.cuda}"
     except VramBudgetError as error:
         found = f"- ({error.message})"
-    yield "PyTorch's CUDA build", found, f"rehearse; {python()}"
+    yield "PyTorch's CUDA build", found, f"rehearse; {own_python()}"
     yield "C compiler", c_compiler() or "- (install gcc or clang)", "rehearse, once"

@@ -15,7 +15,7 @@ from typing import Any
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError
 
-KEYS = frozenset({*("kind", "decoding", "chunk", "auto", "grad", "repeat", "timeout"), *("mask",)})
+KEYS = frozenset({"kind", "decoding", "chunk", "auto", "grad", "repeat", "timeout", "mask"})
 """Keys that such records have besides those of a job."""
 
 _MODES = {"generate": "generate", "forward": "forward"}

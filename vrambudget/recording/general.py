@@ -15,21 +15,20 @@ from vrambudget.recording import buffers
 from vrambudget.recording.listener import Listener, Phase
 from vrambudget.recording.raw import Effects, Lies
 from vrambudget.tape.events import Storage
-from vrambudget.traced import casts
-from vrambudget.traced import meta_fallback as derived
+from vrambudget.traced import casts, meta_fallback
 from vrambudget.traced.tensor import dtype_of
 
 Patch = tuple[Any, str, Any]
 
 
-class _Kept(derived._Kept):  # noqa: SLF001 - with room for its slot
+class _Kept(meta_fallback._Kept):  # noqa: SLF001 - with room for its slot
     __slots__ = ("slot",)
     slot: int
 
 
 def patches(listener: Listener) -> Iterator[Patch]:
     """Yield what is replaced while the listener listens: (owner, name, replacement)."""
-    yield derived, "_Kept", _Kept
+    yield meta_fallback, "_Kept", _Kept
     yield from _of_calls(listener)
     yield from buffers.patches()
     yield from _of_graphs(listener)
@@ -63,10 +62,11 @@ def _nested(value: Any, name: Any) -> Any:
 def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small functions side by side
     arguments, begin, meta_of = (
         casts.autocast_arguments,
-        derived.TorchCall.__init__,
-        derived.TorchCall.meta,
+        meta_fallback.TorchCall.__init__,
+        meta_fallback.TorchCall.meta,
     )
-    made, pack, unpack = derived._Tracer.made, derived.TorchCall._pack, derived.TorchCall._unpack  # noqa: SLF001
+    call, made = meta_fallback.TorchCall, meta_fallback._Tracer.made  # noqa: SLF001
+    pack, unpack = call._pack, call._unpack  # noqa: SLF001
 
     def autocast_arguments(name: str, args: Any, kwargs: Any) -> Any:
         if not listener.is_on:
@@ -121,11 +121,11 @@ def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small func
         return unpack(self, kept)
 
     yield casts, "autocast_arguments", autocast_arguments
-    yield derived.TorchCall, "__init__", init
-    yield derived.TorchCall, "meta", meta
-    yield derived._Tracer, "made", made_  # noqa: SLF001
-    yield derived.TorchCall, "_pack", pack_
-    yield derived.TorchCall, "_unpack", unpack_
+    yield meta_fallback.TorchCall, "__init__", init
+    yield meta_fallback.TorchCall, "meta", meta
+    yield meta_fallback._Tracer, "made", made_  # noqa: SLF001
+    yield meta_fallback.TorchCall, "_pack", pack_
+    yield meta_fallback.TorchCall, "_unpack", unpack_
 
 
 def _place(listener: Listener, call: Any, storage: Any) -> list[Any]:
@@ -167,8 +167,8 @@ def _lies(v: Tensor, others: list[tuple[str, Tensor]]) -> Lies:
 
 
 def _of_graphs(listener: Listener) -> Iterator[Patch]:
-    finish, backward = derived.TorchCall.finish, derived.TorchCall.backward
-    make_node = derived._Graph._node  # noqa: SLF001
+    finish, backward = meta_fallback.TorchCall.finish, meta_fallback.TorchCall.backward
+    make_node = meta_fallback._Graph._node  # noqa: SLF001
 
     def finished(self: Any, result: Any) -> Any:
         if not self.heard:
@@ -198,9 +198,9 @@ def _of_graphs(listener: Listener) -> Iterator[Patch]:
         self.dys = ()
         return result
 
-    yield derived.TorchCall, "finish", finished
-    yield derived._Graph, "_node", node  # noqa: SLF001
-    yield derived.TorchCall, "backward", ran
+    yield meta_fallback.TorchCall, "finish", finished
+    yield meta_fallback._Graph, "_node", node  # noqa: SLF001
+    yield meta_fallback.TorchCall, "backward", ran
 
 
 def _gradient(listener: Listener, call: Any, g: Any, given: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -12,7 +11,7 @@ from vrambudget.cudnn.library import installed
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse.gpu_variables import environment
 from vrambudget.rehearse.stub_libraries import CUDNN, stub_libraries
-from vrambudget.rehearse.torch_build import find_torch
+from vrambudget.rehearse.torch_build import find_torch, own_python
 
 
 def answer() -> None:
@@ -29,7 +28,7 @@ def _load_driver() -> bool:
         return bool(ctypes.CDLL("libcuda.so.1"))
     with suppress(OSError, VramBudgetError):
         os.environ.update(environment(find_gpu("a100-80gb")))  # each question has its own GPU
-        build = find_torch([os.environ.get("VRAMBUDGET_PYTHON", sys.executable)])
+        build = find_torch([own_python()])
         for library in stub_libraries(build):
             if library.name != CUDNN:
                 ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

@@ -18,7 +18,7 @@ from vrambudget.rehearse import jobs, process
 from vrambudget.rehearse.left import read_records
 from vrambudget.rehearse.options import RehearsalOptions, check
 from vrambudget.rehearse.stub_libraries import stub_libraries
-from vrambudget.rehearse.torch_build import find_torch
+from vrambudget.rehearse.torch_build import find_torch, own_python
 from vrambudget.rehearse.workplace import workplace
 
 _EVERYTHING = 5_000_000  # events that the history keeps
@@ -66,7 +66,7 @@ def rehearse_job(
     """
     check(RehearsalOptions(routing=routing))
     device = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
-    program = python or jobs.python()
+    program = python or own_python()
     libraries = stub_libraries(find_torch([program], any_torch=any_torch))
     with workplace() as (folder, lock):
         stacks = "all" if events else "none"

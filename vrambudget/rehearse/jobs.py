@@ -6,8 +6,6 @@ is said of scripts (`run.rehearse`) holds for jobs too.
 """
 
 import json
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from vrambudget.measure.record import runnable
 from vrambudget.rehearse.options import RehearsalOptions
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.run import rehearse_command
+from vrambudget.rehearse.torch_build import own_python
 from vrambudget.rehearse.workplace import workplace
 
 _PACKAGE = Path(__file__).parents[1]
@@ -36,7 +35,7 @@ def rehearse_report(
     with workplace() as (folder, _):
         run = JobFolder(folder, job)
         seen = rehearse_command(
-            run.command(python()), device, options or RehearsalOptions(), run.package
+            run.command(own_python()), device, options or RehearsalOptions(), run.package
         )
         measured = run.measured() if seen.exit_code == 0 else {}
     seen = replace(seen, command=("vrambudget", "rehearse", str(job.get("id", "job"))))
@@ -49,11 +48,6 @@ def _ran_out(seen: Rehearsal, message: str) -> Rehearsal:
     events = (*before, replace(last, handled=False))
     error = f"OutOfMemoryError: {message}"
     return replace(seen, ended="out of memory", exit_code=1, error=error, out_of_memory=events)
-
-
-def python() -> str:
-    """Return the Python whose PyTorch runs jobs."""
-    return os.environ.get("VRAMBUDGET_PYTHON", sys.executable)
 
 
 class JobFolder:

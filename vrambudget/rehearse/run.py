@@ -17,7 +17,6 @@ the GPU.
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +44,7 @@ from vrambudget.rehearse.servers.command import beside_python, server_of
 from vrambudget.rehearse.servers.run import ServerRun, check_options, of_server
 from vrambudget.rehearse.stub_libraries import stub_libraries
 from vrambudget.rehearse.timeline import read_timeline
-from vrambudget.rehearse.torch_build import check_script, find_torch
+from vrambudget.rehearse.torch_build import check_script, find_torch, own_python
 from vrambudget.rehearse.workplace import workplace
 
 Command = str | Path | Sequence[str] | Callable[[], object]
@@ -106,7 +105,7 @@ def command_of(script: Command) -> tuple[str, ...]:
     if not words:
         raise VramBudgetError("there is nothing to rehearse", hint="write -- python train.py …")
     is_script = words[0].endswith(".py") and not os.access(words[0], os.X_OK)
-    return (os.environ.get("VRAMBUDGET_PYTHON", sys.executable), *words) if is_script else words
+    return (own_python(), *words) if is_script else words
 
 
 def _call(function: Callable[[], object]) -> tuple[str, ...]:
@@ -118,9 +117,8 @@ def _call(function: Callable[[], object]) -> tuple[str, ...]:
             f"{name or function!r} cannot be called in another process",
             hint="pass a function that is defined at the top of a file, or the path of a script",
         )
-    python = os.environ.get("VRAMBUDGET_PYTHON", sys.executable)
     code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='rehearsed')[sys.argv[2]]()"
-    return (python, "-c", code, str(Path(file).resolve()), name)
+    return (own_python(), "-c", code, str(Path(file).resolve()), name)
 
 
 def rehearse_command(

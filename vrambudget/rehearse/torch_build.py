@@ -96,6 +96,11 @@ def find_torch(
     return _open(found, version, cuda)
 
 
+def own_python() -> str:
+    """Return the Python that runs scripts and jobs: VRAMBUDGET_PYTHON's, or this one."""
+    return os.environ.get("VRAMBUDGET_PYTHON", sys.executable)
+
+
 def python_of(command: Sequence[str]) -> str:
     """Return the Python that a command starts: itself, that of its first line, or PATH's."""
     program = shutil.which(command[0])

@@ -208,14 +208,24 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
             yield f"split_mode is 'row': in llama.cpp of {self.engine_version} {why}; take layer"
 
 
-LLAMA_CPP_SHORT: Mapping[str, str] = dict(
-    each.split("=")
-    for each in (  # noqa: SIM905
-        "parallel=-np kv_unified=-kvu batch_size=-b ubatch_size=-ub split_mode=-sm tensor_split=-ts"
-        " main_gpu=-mg override_tensor=-ot cpu_moe=-cmoe n_cpu_moe=-ncmoe no_kv_offload=-nkvo"
-        " cache_type_k=-ctk cache_type_v=-ctv flash_attn=-fa model_draft=-md mmproj=-mm"
-    ).split()
-)
+LLAMA_CPP_SHORT: Mapping[str, str] = {
+    "parallel": "-np",
+    "kv_unified": "-kvu",
+    "batch_size": "-b",
+    "ubatch_size": "-ub",
+    "split_mode": "-sm",
+    "tensor_split": "-ts",
+    "main_gpu": "-mg",
+    "override_tensor": "-ot",
+    "cpu_moe": "-cmoe",
+    "n_cpu_moe": "-ncmoe",
+    "no_kv_offload": "-nkvo",
+    "cache_type_k": "-ctk",
+    "cache_type_v": "-ctv",
+    "flash_attn": "-fa",
+    "model_draft": "-md",
+    "mmproj": "-mm",
+}
 """llama.cpp's short spellings of its options."""
 
 AnyOptions = type[ServeOptions] | type[SglangOptions] | type[LlamaCppOptions]
