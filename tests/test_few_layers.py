@@ -10,7 +10,7 @@ from vrambudget.tape.replay import replay
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 256,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": 48,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 512,

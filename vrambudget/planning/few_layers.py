@@ -24,6 +24,7 @@ from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 
 _FEW = 3
+_EACH_TRACED, _COPIED = 8, 48  # layers from which on a few take less time than all of them
 _STEPS = 2  # from the second on an optimizer's states are there
 _DEPTHS = ("num_hidden_layers", "n_layers")
 _BOUNDED = ("ddp", "fsdp1", "fsdp2", "deepspeed3", None)
@@ -61,7 +62,7 @@ class FewLayers:
         if not self.alike or layout.data not in _BOUNDED or self.layers % stages:
             return 0
         few, more = _FEW * stages, (_FEW + 1) * stages
-        if more * 2 > self.layers:
+        if self.layers < stages * (_EACH_TRACED if layout.data == "deepspeed3" else _COPIED):
             return 0
         phases = zip(self._peaks(job, few), self._peaks(job, more), strict=True)
         steps = (self.layers - few) // stages

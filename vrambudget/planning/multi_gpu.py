@@ -36,9 +36,10 @@ from vrambudget.planning.layouts import (
 from vrambudget.planning.lower_bound import count_parameters, least_bytes
 from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES
 from vrambudget.planning.search import Try, largest_by, largest_that_fits
+from vrambudget.planning.shared_tape import recordings
 from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
-from vrambudget.simulate import simulate
+from vrambudget.simulate import Recording, simulate
 from vrambudget.tape.replay import replay
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Planner:
         self.scenario, self.wish, self.gpu, self.progress = scenario, wish, scenario.gpu, progress
         self.limit = self.gpu.available_bytes - wish.margin_bytes
         self.tried: dict[tuple[str, int], Job | None] = {}
+        self.made = dict[Job, Recording]()  # of one trace
         self.usage: dict[Job, Usage] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
         self.modelled_layouts = set[str]()
@@ -241,13 +243,26 @@ class Planner:
         return self.usage[job]
 
     def _simulated(self, job: Job) -> Usage:
-        made = simulate(self.scenario.config, job, self.scenario.platform)
+        made = self._recording(job)
         rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
         room, requested = self._room(job), made.tape.peak_requested_bytes(built(made.tape))
         reserved = requested if requested > room else replay(made.tape).peak.reserved_bytes
         fits = reserved <= room
         batch = largest_by(made.tape, job.batch, room * requested // reserved) if fits else 0
         return Usage(reserved, batch, fits, *rest)
+
+    def _recording(self, job: Job) -> Recording:
+        """Return the recording of a job; batches next to a larger one are of one trace with it."""
+        here = replace(self.scenario, job=job)
+        is_alone = job.batch == 1 or self.wish.per_step is not None or job.layout.pp > 1
+        if is_alone or job.shortest is not None:
+            return simulate(here.config, job, here.platform)
+        if job not in self.made:
+            near = 2 + job.batch // 4
+            batches = range(max(2, job.batch - near), job.batch + near + 1)
+            made = recordings(here, batches)
+            self.made = {variant(here, batch=batch).job: each for batch, each in made}
+        return self.made[job]
 
     def _room(self, job: Job) -> int:
         """Return what PyTorch has beside NCCL's buffers at their largest, and the margin."""

@@ -11,6 +11,7 @@ that another moment exceeds in every count.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from vrambudget.engine.sizes import forget
 from vrambudget.planning.size_vector import SizeVector, by_regime
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
-from vrambudget.simulate import simulate
+from vrambudget.simulate import Recording, simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.packing import change_of, storage_of
 
@@ -85,6 +86,19 @@ def shared_tapes(scenario: Scenario, batches: Sizes, blocks: Sizes) -> Iterator[
     for indices, tape in by_regime(trace, (batches, blocks), len(batches)):
         forget()
         yield SharedTape(indices, tape)
+
+
+def recordings(scenario: Scenario, batches: Sequence[int]) -> Iterator[tuple[int, Recording]]:
+    """Yield (batch, recording) of each batch: what `simulate` of that batch alone returns."""
+
+    def record(batch: Any) -> Recording:
+        here = variant(scenario, batch=batch)
+        return simulate(here.config, here.job, here.platform)
+
+    for indices, made in by_regime(record, (np.array(batches),), len(batches)):
+        forget()
+        for index, tape in SharedTape(indices, made.tape).at_points():
+            yield batches[index], replace(made, tape=tape)
 
 
 def _highest_moments(born: npt.NDArray[np.bool_], reset: int) -> npt.NDArray[np.intp]:

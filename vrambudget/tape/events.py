@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING, Any
 from vrambudget.dtypes import DType
 from vrambudget.errors import TooLargeError
 from vrambudget.tape.marks import Mark, Phase
-from vrambudget.tape.packing import SPECIAL, Event, EventKind, changes, decode, encode, stream_bits
+from vrambudget.tape.packing import (
+    SPECIAL,
+    Event,
+    EventKind,
+    changes,
+    decode,
+    encode,
+    signed,
+    stream_bits,
+)
 from vrambudget.units import format_bytes
 
 if TYPE_CHECKING:
@@ -106,11 +115,9 @@ class Tape:
     def alive_bytes(self, start: int = 0, end: int | None = None) -> Iterator[Any]:
         """Yield how many bytes are asked for before and after each event, from `start` to `end`."""
         sizes = self.sizes
-        if self.is_fast:  # much of the time of a search; changes[~i] is what i's death changes
-            changes = [*sizes, *(-size for size in reversed(sizes))]
-            alive = accumulate(map(changes.__getitem__, self.events), initial=0)
-        else:
-            alive = accumulate((n * sizes[i] for i, n in self.changes()), initial=0)
+        changes = [*sizes, 0, *(-size for size in reversed(sizes))]  # [~i]: what i's death changes
+        numbers = self.events if self.is_fast else signed(self.events, neither=len(sizes))
+        alive = accumulate(map(changes.__getitem__, numbers), initial=0)  # the time of a search
         return islice(alive, start, None if end is None else end + 1)
 
     def peak_requested_bytes(self, start: int = 0, end: int | None = None) -> Any:

@@ -106,6 +106,15 @@ def changes(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield (number & mask, int(number < none)) if number >= 0 else (~number & mask, -1)
 
 
+def signed(numbers: Iterable[int], neither: int) -> list[int]:
+    """Return each event's storage, inverted where its bytes go, `neither` where none come or go."""
+    mask, none = _STORAGE_MASK, EventKind.RECORD_STREAM << _KIND_BITS
+    return [
+        ~(~number & mask) if number < 0 else number & mask if number < none else neither
+        for number in numbers
+    ]
+
+
 def died_in(numbers: Iterable[int], *, is_fast: bool) -> set[int]:
     """Return the storages that are freed in these events; sooner where `Tape.is_fast`."""
     if is_fast:
