@@ -70,7 +70,7 @@ def _runs(command: str) -> bool:
         w for w in words if w.endswith((".json", ".jsonl")) and words[words.index(w) - 1] != "-o"
     ]
     own = all(word == "path/to/config.json" or (pages.ROOT / word).exists() for word in files)
-    slow = NEEDS_CUDA_TORCH | SERVES | {"record"}  # which runs a model
+    slow = NEEDS_CUDA_TORCH | SERVES | {"record", "ghost"}  # which build a model
     return words[0] not in slow and not {"auto", COMPILES, "--rehearse"} & set(words) and own
 
 

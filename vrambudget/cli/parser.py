@@ -31,6 +31,7 @@ COMMANDS = {
     "compare": ("vrambudget.cli.compare", "compare an estimate with a rehearsal or a measurement"),
     "record": ("vrambudget.cli.record", "record a model as a program that needs no torch"),
     "rehearse": ("vrambudget.cli.rehearse", "run any PyTorch script on a virtual GPU"),
+    "ghost": ("vrambudget.cli.ghost", "write a model's folder at full size that takes no disk"),
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
     "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),
     "page": ("vrambudget.cli.page", "open a live planner in the browser"),

@@ -16,7 +16,7 @@ from vrambudget.files import write_file
 from vrambudget.program.writing import written
 from vrambudget.units import whole_number
 
-_NEEDED = "pip install 'vrambudget[torch]', and for an image model timm or torchvision"
+NEEDED = "pip install 'vrambudget[torch]', and for an image model timm or torchvision"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             join=args.join,
         )
     except ImportError as error:
-        raise VramBudgetError(f"recording runs the model's code: {error}", hint=_NEEDED) from None
+        raise VramBudgetError(f"recording runs the model's code: {error}", hint=NEEDED) from None
     path = args.output or Path(f"{name}.program")
     write_file(path, written(found.program).encode(), "program")
     put(f"{path}: {found.program.source['class']}\n")

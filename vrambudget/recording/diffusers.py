@@ -136,7 +136,7 @@ def pipeline(card: dict[str, Any], precision: str, length: int | None = None) ->
     }
     names = ("tokenizer", "tokenizer_2", "tokenizer_3")
     empty = dict.fromkeys(names[: len(card["tokens"])])
-    pipe = getattr(diffusers, card["pipeline"])(**_taken(diffusers, card, {**made, **empty}))
+    pipe = getattr(diffusers, card["pipeline"])(**taken(diffusers, card, {**made, **empty}))
     for name, tokens in zip(names, card["tokens"], strict=False):
         setattr(pipe, name, Tokenizer(tokens if length is None else length))
     pipe.set_progress_bar_config(disable=True)
@@ -160,7 +160,7 @@ class on_the_gpu:  # noqa: N801 - a context
             self._kind._execution_device = self._own  # type: ignore[attr-defined] # noqa: SLF001
 
 
-def _taken(diffusers: Any, own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def taken(diffusers: Any, own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return arguments for the pipeline's class, with those that have no default as None."""
     import inspect  # noqa: PLC0415
 

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101 };
 enum { UNREGISTERED = 0, HOST = 1, DEVICE = 2 }; /* enum cudaMemoryType */
@@ -127,8 +128,18 @@ EXPORT void virtual_gpu_answer(int on, int told, long long number) {
   answer.on = on; answer.told = told; answer.number = number;
 }
 
+/* Whole pages are given back to the kernel, which has them as zeros again: offloaded weights take no memory. MADV_FREE
+   fails for pages of a file or shared ones, which would keep what they hold. */
+static void zero(char *to, size_t bytes) {
+  uintptr_t from = ((uintptr_t)to + 4095) & ~(uintptr_t)4095, end = ((uintptr_t)to + bytes) & ~(uintptr_t)4095;
+  if (bytes < ((size_t)1 << 20) || madvise((void *)from, end - from, MADV_FREE)
+      || madvise((void *)from, end - from, MADV_DONTNEED)) { memset(to, 0, bytes); return; }
+  memset(to, 0, from - (uintptr_t)to);
+  memset((void *)end, 0, (uintptr_t)to + bytes - end);
+}
+
 static void read_back(void *to, size_t bytes) {
-  memset(to, 0, bytes);
+  zero(to, bytes);
   if (answer.on && bytes <= sizeof answer.number) memcpy(to, &answer.number, bytes); /* all our machines are little-endian */
   if (on_read && (!answer.on || answer.told)) on_read(bytes);
 }
