@@ -146,10 +146,11 @@ def _next(args: argparse.Namespace) -> str:
 
 def _phases(found: PictureBudget, output: Format) -> str:
     """Return the peak of each phase; the largest is marked."""
-    most = max(found.phases.values(), default=0)
+    phases = found.phases
+    most = max(phases.values(), default=0)
     rows: list[dict[str, Any]] = [
         {"phase": name.replace("_", " "), "peak": nbytes, "note": "the peak" * (nbytes == most)}
-        for name, nbytes in found.phases.items()
+        for name, nbytes in phases.items()
     ]
     columns = [
         Column("phase", "phase"),

@@ -15,6 +15,7 @@ from vrambudget.pictures.phases import phase_peaks
 from vrambudget.pictures.training import trained
 from vrambudget.remarks import remarks_on_choice, remarks_on_convolutions
 from vrambudget.scenario import platform_of
+from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay
 
 _TEXT = {
@@ -26,10 +27,15 @@ _TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class PictureBudget:
-    """What a job takes, and the most bytes that are allocated in each of its phases."""
+    """What a job takes, and its tape."""
 
     budget: Budget
-    phases: dict[str, int]
+    tape: Tape
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """The most bytes that are allocated in each of its phases."""
+        return phase_peaks(self.tape)
 
 
 def picture_budget(
@@ -66,10 +72,7 @@ def picture_budget(
             *remarks_on_choice(gpu),
         ),
     )
-    phases = phase_peaks(left.tape)
-    if not job.train:
-        phases = {"load" if name == "forward" else name: n for name, n in phases.items()}
-    return PictureBudget(budget, phases)
+    return PictureBudget(budget, left.tape)
 
 
 def _notes(job: PictureJob) -> Iterator[str]:

@@ -4,6 +4,7 @@ All steps of denoising allocate alike. Guidance doubles the batch where the pipe
 itself.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vrambudget.dtypes import float32
@@ -89,15 +90,10 @@ def generated(job: PictureJob, platform: Platform) -> PictureTape:
             part.model.eval()
         schedule = PhaseMarker(parts, job.offload)
         schedule.begin()
-        tape.mark(0, Phase.FORWARD, resets_allocator=True)
+        tape.mark(0, "load", resets_allocator=True)
         with no_grad():
             held = _Playing(program, job, schedule).run()
-        tape.mark(0, Phase.STEP_END)
-        tape.close()
-        unknown = max(context.unknown_workspaces, default=0)
-        count = sum(part.parameters for part in parts.values())
-        del held, schedule, parts
-    return PictureTape(tape, count, 0, unknown, tuple(missing))
+        return _closed(tape, parts, held, missing)
 
 
 def _alone(job: PictureJob, program: Program, tape: Tape) -> PictureTape:
@@ -118,17 +114,23 @@ def _alone(job: PictureJob, program: Program, tape: Tape) -> PictureTape:
         if call == "decode" and job.vae_slicing:  # whose program is of one picture
             inputs = [x._replace(shape=(job.batch, *x.shape[1:])) for x in inputs]
         given = [on_device(x) for x in inputs]
-    tape.mark(0, Phase.FORWARD, resets_allocator=True)
+    tape.mark(0, "load", resets_allocator=True)
     with no_grad():
         schedule.before(name, call)
         numbers = numbers_of(part, sizes)
         held = called(job, part, call, given, numbers)
+    return _closed(tape, {name: part}, held)
+
+
+def _closed(
+    tape: Tape, parts: Mapping[str, Part], _held: object, missing: Sequence[str] = ()
+) -> PictureTape:
+    """Return a tape that ends here, where all of its pipeline is held."""
     tape.mark(0, Phase.STEP_END)
     tape.close()
     unknown = max(context.unknown_workspaces, default=0)
-    count = part.parameters
-    del held, given, schedule, part
-    return PictureTape(tape, count, 0, unknown)
+    count = sum(part.parameters for part in parts.values())
+    return PictureTape(tape, count, 0, unknown, tuple(missing))
 
 
 def _rows(program: Program, job: PictureJob, call: str) -> int:

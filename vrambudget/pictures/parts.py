@@ -122,8 +122,7 @@ class Part:
     def leave(self, tensors: Sequence[Tensor] | None = None) -> None:
         """Take weights from the GPU."""
         nowhere: Any = None
-        whole = (*self.tensors(), *self._swapped.values())
-        for v in whole if tensors is None else tensors:
+        for v in (*self.tensors(), *self._swapped.values()) if tensors is None else tensors:
             v.storage = nowhere
 
     def linear_weights(self, block: Module | None = None) -> list[Tensor]:

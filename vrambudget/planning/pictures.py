@@ -105,7 +105,7 @@ def _tried(n: int, goal: str, way: _Way, asked: _Sizes) -> tuple[int, PictureRec
         raise
     device = found.budget.device
     assert device is not None  # noqa: S101 - a GPU was named
-    phase = max(found.phases, key=lambda key: found.phases[key])
+    phase = found.budget.peak.phase
     command, fits = asked.command(options), found.budget.fits
     return n, PictureRecipe(goal, command, fits, device.peak_bytes, phase, gives_up)
 
