@@ -67,6 +67,10 @@ BUILDS = {
     "qwen2.5-3b:Q8_0": 0.03,
     "llama-3.2-3b:Q4_K_M on 2x24GB": 0.06,
     "smollm2-135m:Q4_K_M on 2x48GB": 0.1,
+    "llama-3.2-1b:Q4_K_M on 2x24GB": 0.06,
+    "gpt-oss-20b:MXFP4 on m3-max": 0.022,  # before embeddings were an input
+    "qwen3-14b:Q5_K_M": 0.04,  # KoboldCpp's, on Vulkan
+    "qwen:7b-q8_0": 0.1,
 }
 """Compute buffers of builds that differ from those whose rules are here: by how much at most."""
 
@@ -106,10 +110,15 @@ COUNTED = records("llama-cpp-counted.jsonl")
 
 
 def test_starts_on_devices_that_only_count_are_equal_to_the_byte():
-    """Both builds' own loader, cache and scheduler ran on devices that hold nothing."""
+    """Builds' own loader, cache and scheduler ran on devices that hold nothing.
+
+    `without`: a tensor that published files have, and that was not in the one that was loaded.
+    """
     parts, exact, near = 0, 0, 0
     for start in COUNTED:
         (model,) = models_of(start["model"])
+        loaded = (each for each in model.tensors if each.name != start.get("without"))
+        model = replace(model, tensors=tuple(loaded))
         options = LlamaCppOptions.parse(start["options"])
         found = llama_cpp.serve(model, gpus_of(start["gpu"]), options)
         for held in (*found.gpus, found.host):
@@ -121,7 +130,7 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte():
                 parts += 1
                 exact += counted == printed
                 near += printed == 0 or off(counted, printed) < 0.02
-    assert (parts, exact, near) == (3897, 3677, 3768)
+    assert (parts, exact, near) == (3897, 3681, 3769)
 
 
 @pytest.mark.parametrize(

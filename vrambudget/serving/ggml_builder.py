@@ -94,6 +94,11 @@ class Builder:
         scores = self.same(self.node(number, queries, *caches[:1]), mask)
         return self.node(width, self.node(width, scores, *caches[1:]))
 
+    def keep(self, of: Node, nbytes: int, device: int) -> None:
+        """Write a part of a tensor to memory that stays."""
+        part = Node(nbytes, None, [of], lies=True)
+        self.nodes += [part, Node(0, device, [part], lies=True)]
+
     def copied(self, x: Node) -> Node:
         """Return what is made of a view."""
         return self.node(x.nbytes // F32 // self.rows, x)

@@ -60,6 +60,7 @@ class Attention(Builder):
         self.idxs: dict[bool, tuple[tuple[Node], tuple[Node]]] = {}  # where keys and values go
         self.rotations: dict[bool, tuple[Node | None, Node | None]] = {}
         self.pos = self.out_ids = self.sequences = self.scales = self.top = Node(0, HOST)
+        self.factors: dict[int, Node] = {}  # of rotary tables, on each device that has layers
 
     def inputs(self) -> None:
         """Add what attention reads."""
@@ -115,21 +116,19 @@ class Attention(Builder):
         gate = None
         if "attn_qkv" in of:
             joint = self.matrix(of, "attn_qkv", cur)
-            keys = self.model.keys[layer]
-            width = joint.nbytes // F32 // self.rows - keys - self.model.values[layer]
+            keys, values = self.model.keys[layer], self.model.values[layer]
+            width = joint.nbytes // F32 // self.rows - keys - values
             is_copied = self.options.engine_version == "2025-05"
-            part = self.node(width, joint) if is_copied else joint
-            queries = self.node(width, part, self.pos)
-            part = self.node(keys, joint) if is_copied else joint
-            rotated = self.node(keys, part, self.pos)
-            made = self.node(self.model.values[layer], joint) if is_copied else joint
-            self._store(layer, rotated, made)
+            parts = (self.node(n, joint) if is_copied else joint for n in (width, keys, values))
+            queries = self.node(width, next(parts), *self._turning(layer))
+            rotated = self.node(keys, next(parts), *self._turning(layer))
+            self._store(layer, rotated, next(parts))
         else:
             queries, gate = self._queries(layer, of, cur)
             is_encoder = not any(self.model.keys)
             if self.model.keys[layer] or is_encoder:  # else an earlier layer's are read
-                values = self.matrix(of, "attn_v", cur) if "attn_v" in of else cur
-                self._store(layer, self._rotated(layer, of, "attn_k", cur), values)
+                made = self.matrix(of, "attn_v", cur) if "attn_v" in of else cur
+                self._store(layer, self._rotated(layer, of, "attn_k", cur), made)
         made = self._kernel(layer, queries, of["attn_output"].shape[0])
         if gate:
             made = self._turned_back(layer, of, made)
@@ -166,10 +165,19 @@ class Attention(Builder):
             if self.model.architecture in _PARTLY and self.model.windows[layer] is None:
                 is_scaled = name == "attn_q" and self.model.architecture == "llama4"
                 return self.same(found, self.scales) if is_scaled else found
-            return self.node(width, found, self.pos)
+            return self.node(width, found, *self._turning(layer))
         of_heads = norm.shape[0] < width
         found = self.norm(of, f"{name}_norm", found, in_place=not of_heads)
-        return self.same(found, self.pos) if of_heads else self.node(width, found, self.pos)
+        by = self._turning(layer)
+        return self.same(found, *by) if of_heads else self.node(width, found, *by)
+
+    def _turning(self, layer: int) -> list[Node]:
+        """Return positions, and a file's factors for them: copies begin splits where they go."""
+        device = self.placed.devices[layer]
+        found = next((w for n, w in self.placed.others.items() if n.startswith("rope_")), None)
+        if not found or (self.model.windows[layer] and self.model.architecture == "gemma4"):
+            return [self.pos]
+        return [self.pos, self.factors.setdefault(device, Node(found.nbytes, device, lies=True))]
 
     def _kernel(self, layer: int, queries: Node, width: int, own: Node | None = None) -> Node:
         """Return attention's output: by one kernel, or by way of scores."""
@@ -288,12 +296,12 @@ class Attention(Builder):
         before = self.node(0, self.sequences, more=convolved * self.slots * F32, device=lies)
         joint = self.matrix(of, "ssm_in" if is_mamba else "attn_qkv", cur)
         read = self.node(channels, before, joint, more=before.nbytes)
-        self._keep(read, read.nbytes - F32 * self.rows // self.slots, lies)
+        self.keep(read, read.nbytes - F32 * self.rows // self.slots, lies)
         if is_mamba:
             mixed = self.same(self.node(channels, read))
             steps = self.same(self.node(of["ssm_dt.bias"].shape[0], joint))
             made = self.node(values, mixed, steps, self.sequences, more=state)
-            self._keep(made, state, lies)
+            self.keep(made, state, lies)
             gate = self.node(values, joint)
             made = self.node(values, made, self.node(values, mixed), in_place=True)
             normed = self.same(self.node(values, self.node(values, gate, made), in_place=True))
@@ -303,17 +311,12 @@ class Attention(Builder):
         halves = [self.node((channels - values) // 2, mixed) for _ in "qk"]
         small = [self.copied(self.matrix(of, name, cur)) for name in _OF_STATE if name in of]
         made = self.node(values, *halves, mixed, *small, kept, more=state)
-        self._keep(made, state, lies)
+        self.keep(made, state, lies)
         normed = self.same(self.node(values, made))
         gate = self.copied(self.matrix(of, "attn_gate", cur))
         out = self.matrix(of, "ssm_out", self.same(normed, gate))
         out.shape = "of sequences"  # it is a view of it that the residual is added to
         return out
-
-    def _keep(self, of: Node, nbytes: int, device: int) -> None:
-        """Write a part of a tensor to where states are."""
-        part = Node(nbytes, None, [of], lies=True)
-        self.nodes += [part, Node(0, device, [part], lies=True)]
 
     def _mixer(self, of: Mapping[str, Weight], cur: Node) -> Node:
         """Return what another recurrent layer makes, with its projections alive at once."""
