@@ -24,6 +24,7 @@ selective.jsonl  torchtitan's checkpointing by operation: FSDP2, HSDP, DDP, tens
                  a pipeline; run on another virtual GPU than ours
 sft.jsonl        SFTTrainer under DDP, FSDP 1, FSDP2 and ZeRO 3, in full, with LoRA and with QLoRA
 trl.jsonl        SFTTrainer under DDP, FSDP2 and ZeRO 2, DPOTrainer under DDP, ZeRO 2 and 3
+uneven.jsonl     vocabularies that tensor parallelism cuts unevenly, first and last ranks
 plan.jsonl       what a plan recommends for Llama 3.1 70B: adapters, on 4 H100s
 """
 

@@ -108,7 +108,8 @@ def test_a_mesh_of_two_dimensions_shards_what_is_left():
         (LLAMA, {"optimizer_impl": "for-loop", "loss_parallel": True}, "torchtitan's Llama alone"),
         (LLAMA, {"optimizer_impl": "for-loop", "lora_rank": 4}, "LoRA with tensor"),
         (LLAMA, {"optimizer_impl": "for-loop", "parallel": "tp=8"}, "4 heads of keys and values"),
-        (TITAN | {"vocab_size": 1001}, {"sequence_parallel": True}, "1001 elements cut among tp=2"),
+        (TITAN, {"sequence_parallel": True, "block": 63}, "63 tokens with sequence_parallel"),
+        (TITAN | {"hidden": 301}, {"optimizer_impl": "for-loop"}, "multiply 301 features"),
         ({"model_type": "gpt2"}, {"optimizer_impl": "for-loop"}, "parallelism of gpt2"),
         (
             {"model_type": "olmo2", "num_attention_heads": 4},

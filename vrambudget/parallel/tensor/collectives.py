@@ -2,20 +2,18 @@
 
     all_reduce       a copy, reduced in place
     all_gather       [T * rows, ...]; along another dimension than the first, a second copy puts the
-                     parts in order, unless a view does (all dimensions before it are 1)
+                     parts in order, unless a view does (all dimensions before it are 1); parts that
+                     differ are padded before, and the result is a view without the padding
     reduce_scatter   along another dimension than the first, a copy puts the parts in order first
     own_part         the rank's part of what all ranks have, a copy
 
 Source: torch/distributed/_functional_collectives.py; torch/_utils.py (_maybe_view_chunk_cat);
 torch/distributed/tensor/placement_types.py (Shard, Partial).
-Not modelled: dimensions that the ranks cut unevenly, which are padded.
 """
 
-from vrambudget.config.layout import REHEARSE
 from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty, numel
-from vrambudget.errors import NotModelledError
 from vrambudget.parallel.group import Group
 
 
@@ -25,16 +23,19 @@ def all_reduce(x: Tensor) -> Tensor:
     return empty(x.shape, x.dtype)
 
 
-def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
-    """Return all ranks' x, joined along `dim`."""
+def all_gather(x: Tensor, dim: int, group: Group, length: int | None = None) -> Tensor:
+    """Return all ranks' x, joined along `dim`: of `length`, where their parts may differ."""
     dim %= x.ndim
+    length = x.shape[dim] * group.size if length is None else length
+    before, part, after = x.shape[:dim], group.padded(length), x.shape[dim + 1 :]
+    context.operation = "constant_pad_nd"
+    sent = x if x.shape[dim] == part else empty((*before, part, *after), x.dtype)
     context.operation = "all_gather_into_tensor"
-    gathered = empty((x.shape[0] * group.size, *x.shape[1:]), x.dtype)
-    whole = (*x.shape[:dim], x.shape[dim] * group.size, *x.shape[dim + 1 :])
-    if numel(x.shape[:dim]) == 1:
-        return Tensor(whole, x.dtype, gathered.storage)
+    y = empty((sent.shape[0] * group.size, *sent.shape[1:]), x.dtype)
+    whole = (*before, part * group.size, *after)
     context.operation = "cat"
-    return empty(whole, x.dtype)
+    y = Tensor(whole, x.dtype, y.storage) if numel(before) == 1 else empty(whole, x.dtype)
+    return y if length == whole[dim] else y.viewed((*before, length, *after), y.actual_strides())
 
 
 def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
@@ -57,12 +58,5 @@ def own_part(x: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def part_of(x: Tensor, dim: int, group: Group) -> tuple[int, ...]:
-    """Return the shape of one rank's part. Raises NotModelledError where parts differ."""
-    if x.shape[dim] % group.size:
-        raise NotModelledError(
-            f"{x.shape[dim]} elements cut among tp={group.size} ranks are not modelled: their parts"
-            " differ",
-            hint="choose a number of ranks that divides the block, the heads and the vocabulary;"
-            f" {REHEARSE}",
-        )
-    return (*x.shape[:dim], x.shape[dim] // group.size, *x.shape[dim + 1 :])
+    """Return the shape of this rank's part: the last ranks' may be smaller, as torch.chunk cuts."""
+    return (*x.shape[:dim], group.local(x.shape[dim]), *x.shape[dim + 1 :])

@@ -47,16 +47,17 @@ def parallelize(
     for layer in layers:
         _decoder_layer(layer, model, group)
     if not model.config.tie_word_embeddings:
+        model.lm_head.hooks = Colwise(group, gathers=model.config.vocab_size)
         _cut(model.lm_head, 0, group)
-        model.lm_head.hooks = Colwise(group, gathers=True)
 
 
 def _titan(model: Transformer, group: Group, *, sequence: bool, gathers: bool) -> None:
     rows = model.tok_embeddings.weight.shape[0]
     _cut(model.tok_embeddings, 0, group, gradient="whole")
     model.tok_embeddings.hooks = Lookup(group, rows, sequence=sequence)
+    takes = "sequence" if sequence else "local"
+    model.output.hooks = Colwise(group, takes, rows if gathers else 0)
     _cut(model.output, 0, group)
-    model.output.hooks = Colwise(group, "sequence" if sequence else "local", gathers=gathers)
     column, row, gather = (
         Colwise(group, "whole" if sequence else "local"),
         Rowwise(group, sequence=sequence),
@@ -125,6 +126,12 @@ def _styled(
     for linear in rows:
         if linear.bias is not None:
             raise NotModelledError("a bias of what is cut by rows is not modelled", hint=REHEARSE)
+        if linear.weight.shape[1] % row.group.size:
+            raise NotModelledError(
+                f"PyTorch cannot multiply {linear.weight.shape[1]} features, cut among"
+                f" tp={row.group.size} ranks in parts that differ (a RuntimeError)",
+                hint="choose a number of ranks that divides them",
+            )
         _cut(linear, 1, row.group)
         linear.hooks = row
 

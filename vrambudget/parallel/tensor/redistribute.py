@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from vrambudget.engine.autograd import record
 from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.tensor.collectives import all_gather, all_reduce, own_part, reduce_scatter
 
@@ -34,10 +35,10 @@ def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
     return y
 
 
-def gathered_result(x: Tensor, dim: int, group: Group) -> Tensor:
+def gathered_result(x: Tensor, dim: int, group: Group, length: int) -> Tensor:
     """Gather what the module returns; every rank has its whole gradient."""
     return _placed(
-        "redistribute", x, all_gather(x, dim, group), lambda dy: own_part(dy, dim, group)
+        "redistribute", x, all_gather(x, dim, group, length), lambda dy: own_part(dy, dim, group)
     )
 
 
@@ -47,7 +48,16 @@ def reduced(x: Tensor) -> Tensor:
 
 
 def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
-    """Add up the ranks' parts of a sum, and keep the rank's own part along `dim`."""
+    """Add up the ranks' parts of a sum, and keep the rank's own part along `dim`.
+
+    Raises NotModelledError where parts differ: modules then gather more than there was.
+    """
+    if x.shape[dim] % group.size:
+        raise NotModelledError(
+            f"PyTorch cannot train {x.shape[dim]} tokens with sequence_parallel on tp={group.size}"
+            " ranks: parts that differ, once gathered, are taken for more tokens (a RuntimeError)",
+            hint="choose a block that the ranks divide, or leave sequence_parallel out",
+        )
     return _placed(
         "redistribute", x, reduce_scatter(x, dim, group), lambda dy: all_gather(dy, dim, group)
     )

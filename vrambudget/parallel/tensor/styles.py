@@ -38,7 +38,7 @@ class Colwise:
 
     group: Group
     takes: str = "local"  # or "whole", or "sequence": cut along it
-    gathers: bool = False  # output_layouts=Replicate()
+    gathers: int = 0  # output_layouts=Replicate(): columns of all ranks
 
     def call(self, module: Module, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """Run the module on its whole input."""
@@ -49,7 +49,7 @@ class Colwise:
         elif self.takes == "sequence":
             x = gathered(x, 1, self.group)
         y = module.forward(x)
-        return gathered_result(y, -1, self.group) if self.gathers else y
+        return gathered_result(y, -1, self.group, self.gathers) if self.gathers else y
 
 
 @dataclass(frozen=True, slots=True)
