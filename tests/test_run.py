@@ -134,6 +134,50 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte():
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("llama-server -m qwen3-8b:Q8_0 -c 8192 -fa -t 8", "run qwen3-8b:Q8_0 -c 8192 -fa on"),
+        ("run ./llama-cli --model=qwen3-8b:Q8_0 -c 8192 -p hello", "run qwen3-8b:Q8_0 -c 8192"),
+        ("ollama run qwen3:8b-q8_0 --num-ctx 8192 --verbose", "run qwen3:8b-q8_0 -c 8192"),
+        ("vllm serve qwen3-8b -tp 2 --port 8000", "serve qwen3-8b -tp 2"),
+        (
+            "python3 -m sglang.launch_server --model-path qwen3-8b --tp 2",
+            "serve qwen3-8b --engine sglang -tp 2",
+        ),
+    ],
+)
+def test_a_command_that_starts_a_server_is_read_as_it_is_typed(typed, meant, capsys):
+    said = []
+    for words in (typed, meant):
+        assert main([*words.split(), "--gpu", "24GB"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
+def test_a_latent_cache_is_not_that_of_a_file_of_2024(capsys):
+    """Ollama's deepseek-coder-v2:16b: 1,296.00 MiB of keys and 864.00 of values for 8192 tokens."""
+    assert main(["run", "deepseek-coder-v2:16b-q4_0", "--gpu", "12GB", "-c", "8192"]) == 0
+    said = capsys.readouterr().out
+    assert "KV buffer size =   243.00 MiB" in said
+    assert "has no attn_k_b.weight, and a cache of 2.11 GiB" in said
+    assert main(["run", "glm-4.7-flash:Q4_K_M", "--gpu", "48GB", "-c", "8192"]) == 0
+    assert "attn_k_b" not in capsys.readouterr().out
+
+
+def test_no_part_of_a_short_option_stands_for_it(capsys):
+    # argparse takes -t for -ts, by which `-t 8` would split a model's layers
+    assert main(["run", "qwen3-8b:Q8_0", "--gpu", "2x12GB", "-t", "8"]) == 0
+    assert "left out, for they decide no memory: -t" in capsys.readouterr().err
+    assert main(["run", "qwen3-8b:Q8_0", "--gpu", "2x12GB", "-n", "8", "-nc", "8"]) == 2
+    assert "unrecognized arguments: -nc" in capsys.readouterr().err
+
+
+def test_what_decides_memory_and_has_no_rules_is_told(capsys):
+    assert main(["run", "qwen3-8b:Q8_0", "--gpu", "24GB", "--spec-type", "draft-mtp"]) == 2
+    assert "--spec-type has no counterpart here: a layer that predicts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("name", "architecture", "gib"),
     [
         ("gemma4:12b-it-q4_K_M", "gemma4", 6.86),

@@ -371,6 +371,22 @@ def test_starts_on_other_gpus_hold_what_their_logs_print(log):
     assert most >= printed.get("graphs_gib", 1) * GIB - 2**23
 
 
+OF_OTHER_VERSIONS = OTHERS.with_name("vllm-other-versions.jsonl")
+OFF = {"vllm 0.15.1": 0.013, "vllm 0.24": 0.047}  # since 0.21 CUDA graphs come out of the cache
+
+
+@pytest.mark.parametrize(
+    "log", [json.loads(line) for line in OF_OTHER_VERSIONS.read_text().splitlines()], ids=name_of
+)
+def test_starts_of_other_versions_load_as_much(log):
+    """Or their GPU is not said: weights to the last digit, tokens within 1 %, or as said."""
+    found, printed = served(log["model"], log["gpu"], **log["options"]), log["printed"]
+    weights = round(found.weights_bytes / GIB, 2)
+    assert printed.get("weights_gib", weights) == weights
+    tokens = sum(found.tokens) / 2
+    assert abs(tokens / printed.get("tokens", tokens) - 1) < OFF.get(log["engine"], 0.01)
+
+
 @pytest.mark.parametrize(
     ("model", "gpu", "weights", "tokens"),
     [

@@ -9,6 +9,7 @@ from itertools import pairwise, takewhile
 from typing import Any, NoReturn
 
 from vrambudget import __version__
+from vrambudget.cli.server_commands import in_our_words
 from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError, did_you_mean
 
@@ -81,6 +82,11 @@ class Parser(argparse.ArgumentParser):
                 metavar="all",
                 help="with all: every option",
             )
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return what a word may mean: no part of a short option ("-t" of "-ts") stands for it."""
+        found = super()._get_option_tuples(option_string)
+        return [each for each in found if option_string.startswith(str(each[1]))]
 
     def print(self, text: str) -> None:
         """Print to stdout, as argparse prints its help."""
@@ -173,6 +179,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             f"{argv[0]} is a function in Python: vrambudget.{argv[0]}(...)",
             hint="of a model that has a name: vrambudget MODEL --gpu GPU",
         )
+    argv = in_our_words(argv)
     if any(word.startswith("model=") for word in takewhile("--".__ne__, argv)):
         from vrambudget.config.foreign.ultralytics import model_first  # noqa: PLC0415 - YOLO alone
 
@@ -229,7 +236,7 @@ def _command_of(argv: Sequence[str]) -> tuple[str, str, Sequence[str]]:
 
 def _in_own_words(words: Sequence[str], own: Collection[str]) -> Sequence[str]:
     """Return the words with other tools' options as ours; their tables are loaded for one alone."""
-    theirs = (word for word in words if word.startswith("--") or "=" in word)
+    theirs = (word for word in words if word.startswith("-") or "=" in word)
     if all(word.partition("=")[0] in own for word in theirs):
         return words
     from vrambudget.cli.spellings import translated  # noqa: PLC0415

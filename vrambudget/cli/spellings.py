@@ -32,15 +32,13 @@ from vrambudget.config.foreign.words import words_of
 from vrambudget.config.options import is_switch, option_of, option_words
 from vrambudget.errors import NotModelledError, VramBudgetError
 
-_SERVERS = read_table("servers")
+_LLAMA_CPP = read_table("llama_cpp")
+_SERVERS = read_table("servers", _LLAMA_CPP)
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 _OF_A_JOB = "--batch"  # a command that has it has all options of a job
-_OF_A_SERVER = "--gpu-memory-utilization"
-_OTHERWISE = "leave it out for the number without it; `vrambudget rehearse --gpu GPU --"
-_RUNS = {
-    True: f"{_OTHERWISE} python train.py` runs any script",
-    False: f"{_OTHERWISE} vllm serve MODEL ...` runs any start",
-}
+_OF_A_SERVER, _OF_LLAMA_CPP = "--gpu-memory-utilization", "--n-gpu-layers"
+_OTHERWISE = "leave it out for the number without it"
+_RUNS_IT = f"{_OTHERWISE}; `vrambudget rehearse --gpu GPU --"
 
 
 def translated(
@@ -51,9 +49,11 @@ def translated(
     What decides no memory is left out, and said. Raises VramBudgetError for a value of a foreign
     option that means nothing here, NotModelledError for what has no rules.
     """
-    if not {_OF_A_JOB, _OF_A_SERVER} & {*own}:
+    if not {_OF_A_JOB, _OF_A_SERVER, _OF_LLAMA_CPP} & {*own}:
         return list(words)
-    table = words_of(next(iter(words), "")) if _OF_A_JOB in own else _SERVERS
+    table: Mapping[str, Meaning] = _SERVERS if _OF_A_SERVER in own else _LLAMA_CPP
+    if _OF_A_JOB in own:
+        table = words_of(next(iter(words), ""))
     reading = _Reading(table, own)
     end = words.index("--") if "--" in words else len(words)
     given = reading.read(words[:end])
@@ -78,14 +78,14 @@ class _Reading:
             word = left.popleft()
             written, sign, value = word.partition("=")
             name = written.replace("_", "-") if written.startswith("--") else written
-            meaning = self.table.get(name.removeprefix("--").replace("-", "_"))
+            meaning = self.table.get(name.lstrip("-").replace("-", "_"))
             if sign and meaning is not None and not name.startswith("-"):  # `key=value`
                 self._take(word, meaning, deque([value]), has_value=True)
                 continue
             if name in self.own and sign and is_switch(field := _field(name)):
                 given += option_words({field: _truth(word, value)})
                 continue
-            if name in self.own or meaning is None or not written.startswith("--"):
+            if name in self.own or meaning is None or not written.startswith("-"):
                 given.append(f"{name}{sign}{value}" if name in self.own else word)
                 continue
             if sign:
@@ -107,7 +107,7 @@ class _Reading:
                 f"{name} has no counterpart here: {missing or found.uncounted}",
                 hint=f"known are {', '.join(meaning.of)}"
                 if isinstance(meaning, OneOf)
-                else _RUNS[self.table is not _SERVERS],
+                else _way_out(self.table),
             )
         if found.noted:
             self.ignored.append(f"{name} ({found.noted})")
@@ -132,6 +132,15 @@ class _Reading:
             elif option not in named and option in self.own:
                 words += [option, _text(value)]
         return words
+
+
+def _way_out(table: Mapping[str, Meaning]) -> str:
+    """Return what to do about an option of this table that has no rules."""
+    if table is _LLAMA_CPP:
+        return _OTHERWISE
+    if table is _SERVERS:
+        return f"{_RUNS_IT} vllm serve MODEL ...` runs any start"
+    return f"{_RUNS_IT} python train.py` runs any script"
 
 
 def _value(name: str, meaning: Meaning, left: deque[str], *, has_value: bool) -> Any:

@@ -144,6 +144,11 @@ def _said(choice: RunChoice) -> Iterator[str]:
     shared = f"{found.slots} slots" + (" share it" if found.streams < found.slots else "")
     slots = "1 slot has it" if found.slots == 1 else shared
     yield f"cache: {found.cells:,} cells{window}; {slots}"
+    if older := _before_latent_rows(choice):
+        yield (
+            "a file made before April 2025 (Ollama's of DeepSeek V2) has no attn_k_b.weight, and a"
+            f" cache of {gib(older)}: hand in the file itself"
+        )
     if choice.longest:
         yield f"longest context with this split: {choice.longest:,} tokens"
     if (tokens := choice.options.ctx_size // found.streams) > choice.model.positions:
@@ -171,6 +176,21 @@ def _said(choice: RunChoice) -> Iterator[str]:
         yield "with -ctk q8_0 -ctv q8_0 all layers are on GPUs, which is faster"
     if found.ram_bytes is None and not choice.is_whole:
         yield "whether main memory has that much is not checked: --ram 64GB says how much it has"
+
+
+def _before_latent_rows(choice: RunChoice) -> int:
+    """Return the cache's bytes of a DeepSeek file that keeps each head's keys and values, or 0.
+
+    llama.cpp has latent rows since its pull request 12801 of April 2025.
+    """
+    model, found = choice.model, choice.found
+    shapes = {tensor.name: tensor.shape for tensor in model.tensors}
+    k_b, v_b = (shapes.get(f"blk.0.attn_{of}_b.weight") for of in "kv")
+    if model.path or not (k_b and v_b and model.name.startswith("deepseek-")):
+        return 0
+    row, (nope, low, heads), values = model.keys[0], k_b, v_b[1]
+    cached = found.host.cache_bytes + sum(held.cache_bytes for held in found.gpus)
+    return cached * heads * (nope + row - low + values) // row
 
 
 def _rough(choice: RunChoice) -> str:

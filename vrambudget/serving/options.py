@@ -223,6 +223,8 @@ LLAMA_CPP_SHORT: Mapping[str, str] = {
     "cache_type_k": "-ctk",
     "cache_type_v": "-ctv",
     "flash_attn": "-fa",
+    "fit": "-fit",
+    "fit_target": "-fitt",
     "model_draft": "-md",
     "mmproj": "-mm",
 }
