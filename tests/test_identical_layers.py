@@ -19,7 +19,6 @@ LAYERS = {
     "mt5": "num_layers",
     "t5": "num_layers",
     "titan": "n_layers",
-    "whisper": "encoder_layers",
 }
 OPTIONS = {
     "amp-bf16": {"clip": 1.0},
@@ -84,7 +83,7 @@ ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernb
 # of 20 layers; four, where nothing is said
 TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
 TRACED |= {"mt5": 40, "t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
-TRACED |= {"bart": 4 + 2, "whisper": 4 + 2}  # two more in the decoder
+TRACED |= {"bart": 4 + 2}  # two more in the decoder
 
 
 def scenario_of(name, fields, values=None, layers=9):
@@ -146,7 +145,7 @@ def traces(monkeypatch):
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", model_types())
 def test_the_tape_is_that_of_a_full_trace(name, fields, monkeypatch):
-    if name in {"nanogpt", "titan", "whisper"} and fields.get("attention_mask"):
+    if name in {"nanogpt", "titan"} and fields.get("attention_mask"):
         pytest.skip("it reads no mask")
     if name == "nanogpt" and {"checkpointing", "lora_rank", "attention"} & fields.keys():
         pytest.skip("nanoGPT's own code has none")

@@ -94,9 +94,6 @@ TINY: dict[str, dict[str, Any]] = {
     "mt5": T5,
     "titan": {"dim": 32, "hidden": 48, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
     | {"vocab_size": 50},
-    "whisper": {"d_model": 32, "encoder_ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 2}
-    | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 40}
-    | {"vocab_size": 50, "num_mel_bins": 8, "max_source_positions": 40, "max_target_positions": 64},
 }
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 KINDS = [(name, task) for name in model_types() for task in config_class(name).tasks]

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from rehearsed import assert_equal, each, records_of
 
+from vrambudget import estimate
 from vrambudget.cli import DONE, main
+from vrambudget.config import Job
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record
 from vrambudget.config.source import find_model
@@ -16,7 +18,7 @@ from vrambudget.expressions import value
 from vrambudget.program.catalog import RECORDED, of_programs, program_at, program_config
 from vrambudget.program.reading import read
 from vrambudget.program.writing import written
-from vrambudget.scenario import platform_of
+from vrambudget.scenario import config_of, platform_of, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 
@@ -97,6 +99,50 @@ def test_a_program_for_each_precision_is_chosen_by_the_job():
     program = program_at(PROGRAMS["nemotron"])
     known = [(own.when["weights"], own.when["autocast"]) for own in program.every()]
     assert known == [(["16 bit"], [False]), (["32 bit"], [False]), (["32 bit"], [True])]
+
+
+WHISPER = {"model_type": "whisper", "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
+WHISPER |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 50}
+WHISPER |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "num_mel_bins": 8}
+WHISPER |= {"max_source_positions": 40, "max_target_positions": 64}
+
+
+def test_whisper_hears_frames_and_writes_a_transcript_that_fits():
+    scenario = resolve(WHISPER, batch=3, target_len=20)
+    recording = simulate(scenario.config, scenario.job, scenario.platform)
+
+    assert (3, 8, 80) in {content and content[0] for content in recording.tape.contents}
+    with pytest.raises(VramBudgetError, match="has positions for 64 tokens"):
+        resolve(WHISPER, target_len=65)
+    with pytest.raises(NotModelledError, match="mask"):
+        estimate(WHISPER, attention_mask="padding")
+
+
+def test_a_checkpointed_layer_that_trains_is_called_without_its_cache():
+    fields = {"checkpointing": "full", "optimizer": "none", "precision": "bf16", "block": 30}
+    config = config_of(find_model({**WHISPER, "encoder_layers": 5, "decoder_layers": 5}))
+    cached, plain = (_peak(config, job_of(config, use_cache=x, **fields)) for x in (True, False))
+    evaluated = [job_of(config, use_cache=x, mode="eval", block=30) for x in (True, False)]
+
+    assert cached == plain
+    assert _peak(config, evaluated[0]) != _peak(config, evaluated[1])
+
+
+def job_of(config, **fields):
+    return Job(batch=3, **fields).resolve(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"attention": "eager"}, "attention"), ({"target_len": 30}, "of another length")],
+)
+def test_a_job_that_a_program_says_nothing_of_is_refused(fields, words, monkeypatch):
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
+    model = {"model_type": "plbart", "encoder_layers": 2, "decoder_layers": 2, "d_model": 32}
+    model |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+
+    with pytest.raises(NotModelledError, match=words):
+        estimate(model, batch=2, block=40, **fields)
 
 
 def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ _CONFIG_CLASSES = {
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "t5": ("t5", "T5Config"),
     "titan": ("titan", "TitanConfig"),
-    "whisper": ("whisper", "WhisperConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""
 

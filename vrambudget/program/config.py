@@ -12,25 +12,25 @@ from typing import Any
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
-from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
-from vrambudget.config.settings import Field, show
+from vrambudget.config.settings import Field
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import as_numbers, checked_version
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import LARGEST
 from vrambudget.expressions import value as size_of
 from vrambudget.program.form import Program, Variant
 from vrambudget.program.guards import check_guards, derive
+from vrambudget.program.jobs import has_experts, not_recorded
 from vrambudget.program.keys import TRACED, bound_keys, said_by, skipped_at_random, unknown_in
 from vrambudget.program.player import Played
 from vrambudget.program.reading import named_errors
 from vrambudget.program.values import Values
 from vrambudget.training.inputs import Input
 
-_PIXELS = "pixel_values"
+_PIXELS, _SOUND = "pixel_values", "input_features"
 _VERSION = "5.17"
 """Of transformers, where a program names none for its jobs."""
 
@@ -89,18 +89,36 @@ class ProgramConfig(ModelConfig):
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
         """Channels, height and width of the images that the model reads; None for text."""
-        pixels = next((shape for name, shape, *_ in self.first.inputs if name == _PIXELS), None)
-        if pixels is None:
+        if (found := self._shape_of(_PIXELS)) is None:
             return None
-        channels, height, width = Values(bound_keys(self.first, self.keys), float32, None).of(
-            pixels[1:]
-        )
+        channels, height, width = found
         return channels, height, width
 
     @property
+    def sound_shape(self) -> tuple[int, int] | None:
+        """Bins of mel and frames of the sound that the model hears; None where it hears none."""
+        if (found := self._shape_of(_SOUND)) is None:
+            return None
+        bins, frames = found
+        return bins, frames
+
+    def _shape_of(self, wanted: str) -> list[int] | None:
+        """Return the shape of one row of an input, None where the program takes none such."""
+        found = next((shape for name, shape, *_ in self.first.inputs if name == wanted), None)
+        if found is None:
+            return None
+        sizes: list[int] = Values(bound_keys(self.first, self.keys), float32, None).of(found[1:])
+        return sizes
+
+    @property
     def reads_attention_mask(self) -> bool:  # type: ignore[override]
-        """Whether its rows may be masked: an image has none."""
-        return self.image_shape is None
+        """Whether its rows may be masked: images and sound are not."""
+        return self.image_shape is None and self.sound_shape is None
+
+    @property
+    def reads_position_ids(self) -> bool:
+        """Whether it takes positions [B, T]: those of what is heard are the model's own."""
+        return self.keeps_cache and self.sound_shape is None
 
     @property
     def learned_positions(self) -> int | None:
@@ -183,7 +201,12 @@ class ProgramConfig(ModelConfig):
 
         Raises NotModelledError, with the first reason, where none was.
         """
-        refusal: NotModelledError | None = None
+        job, refusal = self.job, None
+        is_read = task == "seq2seq-lm" and self.sound_shape is None
+        if job is not None and is_read and job.target_len != job.block:
+            raise NotModelledError(
+                f"{self.model_type} with labels of another length was not recorded", hint=TRACED
+            )
         for variant in self.programs:
             try:
                 self._hold(variant, task)
@@ -207,13 +230,22 @@ class ProgramConfig(ModelConfig):
     def _sizes(self, program: Program) -> dict[str, int]:
         """Return the sizes in a program. Raises NotModelledError where it is of another job."""
         job = self.job
-        if job is not None and job.lora_rank is not None and _has_experts(program):
+        if job is not None and job.lora_rank is not None and has_experts(program):
             raise NotModelledError(
                 f"{self.model_type} with LoRA beside experts was not recorded", hint=TRACED
             )
         sizes = bound_keys(program, self.keys)
-        if job is not None and isinstance(job.block, int):
-            check_guards(program, {**sizes, "length": job.block, "batch": job.batch})
+        if job is None:
+            return sizes
+        hears = self.sound_shape is not None
+        if hears and (job.target_len or 0) > (self.learned_positions or LARGEST):
+            raise VramBudgetError(
+                f"target_len is {job.target_len}; the decoder has positions for"
+                f" {self.learned_positions} tokens"
+            )
+        length = job.target_len if hears else job.block
+        if isinstance(length, int):
+            check_guards(program, {**sizes, "length": length, "batch": job.batch})
         return sizes
 
     @property
@@ -287,42 +319,3 @@ def configured(
         num_labels=keys.get("num_labels", len(labels)),
         unknown_keys=unknown_in(keys, programs),
     )
-
-
-def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> str | None:
-    """Return what of a job a recording says nothing of, None where it says all."""
-    if task not in when.get("task", [task]):
-        return f"for {task}"
-    if job is None:
-        return None
-    asked = {
-        "attention": job.attention,
-        "attention_mask": job.attention_mask not in {None, "none"},
-        "causal_mask": job.causal_mask or "skipped",
-        "use_cache": bool(job.use_cache),
-        "channels_last": job.channels_last,
-        "weights": "32 bit" if job.weight_dtype == "fp32" else "16 bit",
-        "autocast": job.autocast_dtype is not None,
-        "image_size": job.image_size,
-    }
-    for name, value in asked.items():
-        if value not in when.get(name, [value]):
-            return f"with {name} {show(value)}"
-    evaluates = job.mode != "train" or job.model_mode != "train" or job.evaluates
-    if evaluates and "model_mode" in when:
-        return "where it evaluates"
-    for wrong, what in (
-        (job.mode == "generate", "that generates"),
-        (job.experts != "grouped_mm", f"with experts run {job.experts}"),
-        (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),
-        (job.loop in TRL_LOOPS, f"in loop {job.loop}"),
-        (bool(job.compile), "compiled"),
-    ):
-        if wrong:
-            return what
-    return None
-
-
-def _has_experts(program: Program) -> bool:
-    """Return whether experts' weights are parameters [experts, ...] of no linear layer."""
-    return any(w == "weight" and len(v[2]) > 2 and "expert" in v[0] for w, v in program.built)  # noqa: PLR2004

@@ -39,6 +39,8 @@ KINDS: dict[str, type[Module]] = {
     "LayerNorm": LayerNorm,
 }
 WITH_BIAS = (Linear, Conv1D, LayerNorm)
+_PATCHES = "patch_embeddings"
+"""Images' input embeddings, which gradient_checkpointing_enable() leaves alone."""
 
 
 class Played(Module):
@@ -220,6 +222,8 @@ class _Tree:
         if last in vars(outer):
             raise VramBudgetError(f"{path} stands twice in the program")
         setattr(outer, last, module)
+        if path in self._called and last != _PATCHES:
+            setattr(outer, "input_embeddings", last)  # noqa: B010 - a module has any
         return module
 
     def _make_layers(self, stack: Stack) -> None:

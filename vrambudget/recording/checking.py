@@ -17,6 +17,7 @@ from vrambudget.tape.replay import replay
 JOBS: tuple[Values, ...] = (
     {"batch": 2, "block": 37, "precision": "amp-bf16"},
     {"batch": 7, "block": 59, "precision": "bf16"},
+    {"batch": 2, "block": 43, "precision": "fp16"},
 )
 Peaks = tuple[int, int, int]
 

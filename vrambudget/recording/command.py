@@ -55,7 +55,8 @@ def recorded(
         every = record_variants(values, task)
         every.program.source["sizes"] = _plain(values)
         return found.name, every
-    fields: dict[str, Any] = {} if task is None else {"task": task}
+    fields: dict[str, Any] = {"attention": "sdpa", "causal_mask": "skipped"}
+    fields |= {} if task is None else {"task": task}
     fields |= {} if block is None else {"block": block}
     fields |= {} if cache else {"use_cache": False}
     program = record(values, **fields)

@@ -39,6 +39,7 @@ _WEIGHTS: dict[str, Values] = {
     "bf16": {"weights": "16 bit", "autocast": False},
     "fp32": {"weights": "32 bit", "autocast": False},
     "amp-bf16": {"weights": "32 bit", "autocast": True},
+    "fp16": {"weights": "16 bit", "autocast": False},
 }
 """Where a model's code asks for types: the precisions that have a program each."""
 
@@ -85,15 +86,25 @@ class Recorder(Prober):
     """Makes the program of one configuration, at a depth, None for its own."""
 
     def every(self, verdicts: Verdicts | None = None) -> Recorded:
-        """Return the program of all precisions, or one for each where the code asks for types."""
-        if "precision" in self._job or self.is_one_for_all_precisions():
+        """Return the program of all precisions, or one for each where the code asks for types.
+
+        Some ask for float16 alone, to clamp it (Whisper's and mBART's layers).
+        """
+        if "precision" in self._job:
             return self.recorded(verdicts or self.verdicts())
+        names: list[str | None] = ["bf16", "fp32", "amp-bf16"]
+        if self.is_one_for(("fp32", "amp-bf16")):
+            names = [None]
+        if clamps := not self.is_one_for(("fp16",)):
+            names.append("fp16")
         found = []
-        for name in _WEIGHTS:
-            job = {**self._asked, "precision": name}
-            own = Recorder(self._values, self._deep, job, self._tied)
+        for name in names:
+            job = self._asked if name is None else {**self._asked, "precision": name}
+            own = self if name is None else Recorder(self._values, self._deep, job, self._tied)
             verdicts = verdicts or own.verdicts()
             found.append(own.recorded(verdicts))
+            if clamps:
+                found[-1].program.when["fp16"] = [name == "fp16"]
         return replace(found[0], program=joined(each.program for each in found))
 
     def recorded(self, verdicts: Verdicts) -> Recorded:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vrambudget.engine.context import context
@@ -16,7 +17,7 @@ from vrambudget.traced import build, live, module
 from vrambudget.traced import tensor as tensors
 
 Patch = tuple[Any, str, Any]
-_TABLES = {"position_embeddings", "wpe"}
+_TABLES, _DECODERS = {"position_embeddings", "wpe"}, "decoder.embed_positions"
 _KINDS = ("Linear", "Embedding", "Conv1D", "FalconLinear", "Dropout", "LayerNorm")
 
 
@@ -161,12 +162,21 @@ def note_model(listener: Listener, model: Any, start: int) -> None:
 
 
 def _patches(model: Any) -> Iterator[torch.nn.Module]:
-    """Yield an image's input embeddings, whose output PEFT lets require a gradient."""
-    try:
-        found = model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
-        return
-    if isinstance(found, torch.nn.Module) and not isinstance(found, torch.nn.Embedding):
+    """Yield input embeddings that are no tables, whose output PEFT lets require a gradient.
+
+    An image's patches, and the first convolution of what is heard (enable_input_require_grads).
+    """
+    seen = set()
+    for each in model.modules():
+        if not isinstance(each, PreTrainedModel):
+            continue
+        try:
+            found = each.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            continue
+        if isinstance(found, torch.nn.Embedding | None) or id(found) in seen:
+            continue
+        seen.add(id(found))
         yield found
 
 
@@ -190,10 +200,12 @@ def _padding(model: Any) -> int | None:
 
 
 def _table(model: Any) -> Any:
+    hears = getattr(model, "main_input_name", "") == "input_features"  # tokens are the decoder's
     tables = [
         m
         for n, m in model.named_modules()
-        if isinstance(m, torch.nn.Embedding) and n.rpartition(".")[2] in _TABLES
+        if isinstance(m, torch.nn.Embedding)
+        and (n.endswith(_DECODERS) if hears else n.rpartition(".")[2] in _TABLES)
     ]
     return tables[0] if len(tables) == 1 else None
 

@@ -6,7 +6,7 @@ is built (tied embeddings) has a way of building for each value; any other must 
 recorded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -127,10 +127,10 @@ class Prober:
         self._job = job
         return None
 
-    def is_one_for_all_precisions(self) -> bool:
-        """Return whether the model's code does the same, but for types, whatever they are."""
+    def is_one_for(self, precisions: Sequence[str]) -> bool:
+        """Return whether the model's code does in these, but for types, what it does here."""
         try:
-            for name in ("fp32", "amp-bf16"):
+            for name in precisions:
                 self._same(self._recording(precision=name), name)
         except UnfitError:
             return False

@@ -40,6 +40,7 @@ _OUTPUT_EMBEDDINGS = (
     "vocab_projector",
     "generator_lm_head",
     "output_projection",
+    "proj_out",
 )
 _HEADS = ("classifier", "score")
 

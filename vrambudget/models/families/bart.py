@@ -8,15 +8,16 @@ Not modelled: layers that are skipped at random (`encoder_layerdrop`, `decoder_l
 are counted as never skipped; classifiers.
 """
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
 
 from vrambudget.config.fields.batches import Task
-from vrambudget.config.settings import Size
+from vrambudget.config.model_config import ModelConfig, divides
+from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import float32, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.bart_config import EncoderDecoderConfig
 from vrambudget.models.parts.bart_layers import Attention, DecoderLayer, EncoderLayer, Sizes
 from vrambudget.models.parts.cache import EncoderDecoderCache
 from vrambudget.models.parts.labels import shift_right
@@ -26,7 +27,7 @@ from vrambudget.models.parts.masks import bidirectional_mask, causal_mask_of_one
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import add, mul_scalar
+from vrambudget.ops.elementwise import Activation, add, mul_scalar
 from vrambudget.tape.events import Purpose
 
 _OFFSET = 2  # positions that the table has before the first
@@ -200,22 +201,72 @@ class BartForConditionalGeneration(Module):
             return add(lm_logits, self.final_logits_bias)
 
 
-class BartConfig(EncoderDecoderConfig):
+class BartConfig(ModelConfig):
     """transformers' BartConfig, with its defaults."""
 
     model_type: Literal["bart"] = "bart"
     pad_token_id: int | None = 1
     vocab_size: Size = 50265
     max_position_embeddings: Size = 1024
+    hidden_size: Size = 1024
+    num_hidden_layers: Size = 12
+    num_attention_heads: Size = 16
+    encoder_ffn_dim: Size = 4096
+    decoder_layers: Size = 12
+    decoder_attention_heads: Size = 16
+    decoder_ffn_dim: Size = 4096
+    activation_function: Activation = "gelu"
+    dropout: Probability = 0.1
+    attention_dropout: Probability = 0.0
+    activation_dropout: Probability = 0.0
+    tie_word_embeddings: bool = True
 
+    tasks = ("seq2seq-lm",)
+    loads_in_4bit = False
     special_tokens = 3
     forces_last_token = True
     checked_with = ("5.17",)
-    ignored_keys = EncoderDecoderConfig.ignored_keys | {
-        *("classifier_dropout", "classif_dropout", "add_bias_logits", "add_final_layer_norm"),
-        *("normalize_before", "normalize_embedding", "static_position_embeddings"),
-        *("extra_pos_embeddings", "force_bos_token_to_be_generated"),
+    aliases: ClassVar[Mapping[str, str]] = {
+        "d_model": "hidden_size",
+        "encoder_layers": "num_hidden_layers",
+        "encoder_attention_heads": "num_attention_heads",
     }
+    ignored_keys = frozenset(
+        {
+            *("encoder_layerdrop", "decoder_layerdrop", "init_std", "scale_embedding"),
+            *("classifier_dropout", "classif_dropout", "add_bias_logits", "add_final_layer_norm"),
+            *("normalize_before", "normalize_embedding", "static_position_embeddings"),
+            *("extra_pos_embeddings", "force_bos_token_to_be_generated"),
+        }
+    )
+
+    @property
+    def encoder(self) -> Sizes:
+        """What decides the encoder's tensors."""
+        layers, heads = self.num_hidden_layers, self.num_attention_heads
+        return self._sizes(layers, heads, self.encoder_ffn_dim)
+
+    @property
+    def decoder(self) -> Sizes:
+        """What decides the decoder's tensors."""
+        return self._sizes(self.decoder_layers, self.decoder_attention_heads, self.decoder_ffn_dim)
+
+    def _sizes(self, layers: int, heads: int, inner: int) -> Sizes:
+        return Sizes(
+            width=self.hidden_size,
+            heads=heads,
+            inner=inner,
+            layers=layers,
+            activation=self.activation_function,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
+        )
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from divides(self, "num_attention_heads", into="hidden_size")
+        yield from divides(self, "decoder_attention_heads", into="hidden_size")
 
     @property
     def learned_positions(self) -> int:

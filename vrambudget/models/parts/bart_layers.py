@@ -2,12 +2,10 @@
 
     norm(x + dropout(part(x)))  for each part
 
-mBART and Whisper have the same parts, with norms before them (`norm_first_layers`).
 Source: models/bart/modeling_bart.py of transformers 5.17.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from vrambudget.dtypes import bool_, float16
 from vrambudget.engine.module import Module
@@ -42,13 +40,12 @@ class Attention(Module):
     """BartAttention."""
 
     layer_idx = 0
-    key_bias: ClassVar[bool] = True
 
     def __init__(self, sizes: Sizes, *, is_causal: bool = False) -> None:
         width = sizes.width
         self.is_causal, self.dropout_p = is_causal, sizes.attention_dropout
         self.head_dim = width // sizes.heads
-        self.k_proj = Linear(width, width, bias=self.key_bias)
+        self.k_proj = Linear(width, width)
         self.v_proj = Linear(width, width)
         self.q_proj = Linear(width, width)
         self.out_proj = Linear(width, width)
@@ -61,7 +58,7 @@ class Attention(Module):
         cache: EncoderDecoderCache | None = None,
     ) -> Attended:
         """[B, T, C], [B, S, C] -> [B, T, C] and the weights."""
-        query = self.query(hidden_states)
+        query = self.heads(self.q_proj(hidden_states))
         key, value = self._keys_and_values(hidden_states, key_value_states, cache)
         output, weights = attend(
             query,
@@ -75,10 +72,6 @@ class Attention(Module):
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.out_proj(output)
         return output, weights
-
-    def query(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, H, T, D]."""
-        return self.heads(self.q_proj(hidden_states))
 
     def heads(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, H, T, D]."""
@@ -101,16 +94,14 @@ class Attention(Module):
 
 
 class Layer(CheckpointedLayer):
-    """What encoder and decoder layers are made of, whether norms come first or last."""
-
-    attention: ClassVar[type[Attention]] = Attention
+    """What encoder and decoder layers are made of."""
 
     def __init__(self, sizes: Sizes, *, decodes: bool = False) -> None:
         self.sizes = sizes
-        self.self_attn = self.attention(sizes, is_causal=decodes)
+        self.self_attn = Attention(sizes, is_causal=decodes)
         self.self_attn_layer_norm = LayerNorm(sizes.width)
         if decodes:
-            self.encoder_attn = self.attention(sizes)
+            self.encoder_attn = Attention(sizes)
             self.encoder_attn_layer_norm = LayerNorm(sizes.width)
         self.fc1 = Linear(sizes.width, sizes.inner)
         self.fc2 = Linear(sizes.inner, sizes.width)

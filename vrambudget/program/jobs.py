@@ -1,0 +1,53 @@
+"""What of a job a program says nothing of: it is of the jobs that were recorded alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
+from vrambudget.config.loops import TRL_LOOPS
+from vrambudget.config.settings import show
+from vrambudget.program.form import Program
+
+
+def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> str | None:
+    """Return what of a job a recording says nothing of, None where it says all."""
+    if task not in when.get("task", [task]):
+        return f"for {task}"
+    if job is None:
+        return None
+    # A checkpointed layer that trains is called without the cache (GradientCheckpointingLayer).
+    drops_cache = job.checkpointing != "none" and (job.mode, job.model_mode) == ("train", "train")
+    asked = {
+        "attention": job.attention,
+        "attention_mask": job.attention_mask not in {None, "none"},
+        "causal_mask": job.causal_mask or "skipped",
+        "use_cache": bool(job.use_cache) and not drops_cache,
+        "channels_last": job.channels_last,
+        "weights": "32 bit" if job.weight_dtype == "fp32" else "16 bit",
+        "fp16": job.weight_dtype == "fp16",
+        "autocast": job.autocast_dtype is not None,
+        "image_size": job.image_size,
+    }
+    for name, value in asked.items():
+        if value not in when.get(name, [value]):
+            return f"with {name} {show(value)}"
+    evaluates = job.mode != "train" or job.model_mode != "train" or job.evaluates
+    if evaluates and "model_mode" in when:
+        return "where it evaluates"
+    for wrong, what in (
+        (job.mode == "generate", "that generates"),
+        (drops_cache and job.use_cache and job.evaluates, "that evaluates with a cache"),
+        (job.experts != "grouped_mm", f"with experts run {job.experts}"),
+        (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),
+        (job.loop in TRL_LOOPS, f"in loop {job.loop}"),
+        (bool(job.compile), "compiled"),
+    ):
+        if wrong:
+            return what
+    return None
+
+
+def has_experts(program: Program) -> bool:
+    """Return whether experts' weights are parameters [experts, ...] of no linear layer."""
+    return any(w == "weight" and len(v[2]) > 2 and "expert" in v[0] for w, v in program.built)  # noqa: PLR2004
