@@ -24,6 +24,7 @@ from vrambudget.serving.gguf_known import known
 from vrambudget.serving.gguf_model import of_file, of_header
 from vrambudget.serving.gguf_quants import Shape, type_of
 from vrambudget.serving.gguf_types import row_bytes
+from vrambudget.serving.llama_cpp_compute import _Graph
 from vrambudget.serving.options import LlamaCppOptions
 
 MIB = 2**20
@@ -65,9 +66,7 @@ BUILDS = {
     "glm-4-32b-0414:IQ4_XS": 0.13,  # before one operation gated both halves
     "qwen3-235b-a22b:Q4_K_M": 0.03,
     "qwen2.5-3b:Q8_0": 0.03,
-    "llama-3.2-3b:Q4_K_M on 2x24GB": 0.06,
-    "smollm2-135m:Q4_K_M on 2x48GB": 0.1,
-    "llama-3.2-1b:Q4_K_M on 2x24GB": 0.06,
+    "smollm2-135m:Q4_K_M on 2x48GB": 0.1,  # main memory's
     "gpt-oss-20b:MXFP4 on m3-max": 0.022,  # before embeddings were an input
     "qwen3-14b:Q5_K_M": 0.04,  # KoboldCpp's, on Vulkan
     "qwen:7b-q8_0": 0.1,
@@ -109,11 +108,20 @@ def test_published_starts_are_counted_to_the_printed_digit(start):
 COUNTED = records("llama-cpp-counted.jsonl")
 
 
-def test_starts_on_devices_that_only_count_are_equal_to_the_byte():
+def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
     """Builds' own loader, cache and scheduler ran on devices that hold nothing.
 
-    `without`: a tensor that published files have, and that was not in the one that was loaded.
+    `without`: a tensor that published files have, and that was not in the one that was loaded. On
+    several such devices norms were with the layer before theirs, in the builds of 2026; on GPUs
+    they are with their own (four published starts).
     """
+    build = _Graph.build
+
+    def on_devices_that_only_count(graph):
+        graph.keeps_norms = graph.is_old and graph.is_whole
+        build(graph)
+
+    monkeypatch.setattr(_Graph, "build", on_devices_that_only_count)
     parts, exact, near = 0, 0, 0
     for start in COUNTED:
         (model,) = models_of(start["model"])

@@ -52,7 +52,7 @@ class Attention(Builder):
         super().__init__(
             rows=min(options.ubatch_size, options.batch_size, max(cells[0], 1)),
             gpu=0 if placed.has_gpus else HOST,
-            keeps_norms=self.is_old and self.is_whole,
+            keeps_norms=self.is_whole,
         )
         self.outputs = min(outputs, self.rows)
         self.slots, _ = options.slots_and_streams

@@ -11,7 +11,8 @@ Identical layers need what a few of them need: the others are left out.
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_ffn,
 build_moe_ffn), src/models/*.cpp, src/llama-context.cpp (sched_reserve, graph_get_cb; of May 2026
-attention away from its layer's device is computed by scores there),
+attention away from its layer's device is computed by scores there; with all layers on GPUs a
+norm is where its layer is),
 ggml/src/ggml-cuda/ggml-cuda.cu (offload_op, get_alloc_size).
 Not modelled: recurrent layers that are no delta nets but by their projections, and --no-op-offload.
 """
