@@ -10,7 +10,9 @@ import pytest
 
 from vrambudget.cli import DONE, main
 from vrambudget.config.cards import picture_names
-from vrambudget.errors import VramBudgetError
+from vrambudget.config.source import find_model
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.pictures.budget import picture_budget
 from vrambudget.pictures.cards import card, picture_name
 from vrambudget.pictures.job import picture_job
 
@@ -73,6 +75,34 @@ def test_a_pipeline_is_found_by_its_name_and_its_hub_id():
     assert picture_name("FLUX-dev") == "flux-dev"
     assert picture_name("stabilityai/stable-diffusion-xl-base-1.0") == "sdxl"
     assert picture_name("gpt2") is None
+
+
+@pytest.mark.parametrize(("guidance", "name"), [(True, "flux-dev"), (False, "flux-schnell")])
+def test_a_folder_is_the_pipeline_whose_denoiser_is_as_large(tmp_path, guidance, name):
+    part = ["diffusers", "FluxTransformer2DModel"]
+    index = {"_class_name": "FluxPipeline", "transformer": part, "image_encoder": [None, None]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(NotModelledError, match="which it is: flux-dev or flux-schnell"):
+        picture_name(str(tmp_path))
+    (tmp_path / "transformer").mkdir()
+    config = tmp_path / "transformer" / "config.json"
+    config.write_text(json.dumps({"_class_name": part[1], "guidance_embeds": guidance}))
+    assert picture_name(str(tmp_path)) == picture_name(str(tmp_path / "model_index.json")) == name
+    with pytest.raises(NotModelledError, match="is one component of a pipeline"):
+        picture_name(str(config))
+    config.write_text(json.dumps({"num_layers": 20}))
+    with pytest.raises(NotModelledError, match="no FluxPipeline of this size"):
+        picture_name(str(tmp_path))
+
+
+def test_timms_config_json_is_the_model_that_it_names(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet50"}))
+    assert find_model(tmp_path).name == "resnet50"
+
+
+def test_images_that_no_program_encodes_leave_a_lower_bound():
+    job = picture_job("wan2.1-1.3b", train="lora", checkpointing=True, latents="encoded", frames=5)
+    assert "encode images" in picture_budget(job, None).budget.not_modelled[0]
     schnell, dev = (card(f"flux-{x}")["components"]["transformer"] for x in ("schnell", "dev"))
     assert {key for key in dev if dev[key] != schnell[key]} == {"guidance_embeds"}
 

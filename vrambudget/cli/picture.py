@@ -13,16 +13,17 @@ not; 2: it cannot be said.
 import argparse
 import json
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour, width
 from vrambudget.config.cards import picture_names
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import toml_beside
 from vrambudget.pictures.budget import PictureBudget, picture_budget
 from vrambudget.pictures.cards import picture_name
-from vrambudget.pictures.job import AdapterType, Base, Offload, Only, PictureJob, Train, picture_job
+from vrambudget.pictures.job import PictureJob, picture_job
 from vrambudget.report import render
 from vrambudget.report.table import render_next
 from vrambudget.report.tabular import Column, Format, render_rows
@@ -43,27 +44,9 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
     """Add what a generation or a training is made of."""
     names = ", ".join(picture_names())
     parser.add_argument("model", help=f"a pipeline's name or hub id: {names}")
-    parser.add_argument(
-        "--train", nargs="?", const="lora", choices=get_args(Train), help="train; default: generate"
-    )
-    parser.add_argument("--rank", type=int, metavar="N", help="LoRA's rank (default: 16)")
-    parser.add_argument(
-        "--adapters",
-        choices=get_args(AdapterType),
-        help="type of LoRA's weights (default: fp32); base: that of --precision",
-    )
-    parser.add_argument("--resolution", metavar="N|HxW", help="pixels: 1024, or 480x832")
-    parser.add_argument("--frames", type=int, metavar="N", help="frames of a video")
-    parser.add_argument("--batch", type=int, metavar="N", help="pictures at once (default: 1)")
-    parser.add_argument(
-        "--grad-accum", type=int, metavar="N", help="batches before a training's step (default: 1)"
-    )
-    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), help="type of the weights")
-    parser.add_argument(
-        "--base",
-        choices=get_args(Base),
-        help="how the denoiser's frozen weights are kept (default: bf16, as --precision has it)",
-    )
+    hints = get_type_hints(PictureJob)
+    for name, shown in toml_beside(__file__, "picture.toml").items():
+        parser.add_argument(f"--{name}", **_takes(hints.get(name.replace("-", "_"))), **shown)
     parser.add_argument(
         "--checkpointing",
         nargs="?",
@@ -72,40 +55,16 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         metavar="full|none",
         help="recompute activations in backward",
     )
-    parser.add_argument(
-        "--swap", type=int, metavar="N", help="blocks that wait in main memory (blocks_to_swap)"
-    )
-    parser.add_argument(
-        "--latents",
-        choices=("cached", "encoded"),
-        help="whether a training's images were encoded before, or the VAE does it in each step",
-    )
-    parser.add_argument(
-        "--text",
-        choices=("cached", "encoded", "kept"),
-        help="a training's text: encoded before, or on the GPU beside all else, and kept there",
-    )
-    parser.add_argument("--optimizer", metavar="NAME", help="of a training (default: adamw)")
-    parser.add_argument(
-        "--saves-in", choices=("fp32",), help="what the denoiser is cast to after the last step"
-    )
-    parser.add_argument(
-        "--offload",
-        choices=get_args(Offload),
-        help="what goes to the host between its calls, as pipe.enable_..._cpu_offload does",
-    )
-    for option, what in {"--vae-slicing": "picture by picture", "--vae-tiling": "in tiles"}.items():
-        parser.add_argument(option, action="store_true", help=f"the VAE decodes {what}")
-    parser.add_argument("--only", choices=get_args(Only), help="one phase of a generation alone")
-    parser.add_argument(
-        "--targets",
-        metavar="A,B",
-        help="modules that take LoRA's adapters (default: those of diffusers' script), or blocks:"
-        " all linear layers of blocks",
-    )
     for word in ("--noted", "--uncounted"):  # of a trainer's file
         parser.add_argument(word, action="append", default=[], help=argparse.SUPPRESS)
-    parser.add_argument("--torch", metavar="VERSION", help="the PyTorch whose kernels run")
+
+
+def _takes(hint: Any) -> dict[str, Any]:
+    """Return what an option of this type takes, for argparse."""
+    words = [w for part in (hint, *get_args(hint)) for w in get_args(part) if isinstance(w, str)]
+    if hint is bool:
+        return {"action": "store_true"}
+    return {"choices": words} if words else {"type": int} if hint is int else {}
 
 
 def job_of(args: argparse.Namespace) -> PictureJob:
@@ -136,12 +95,9 @@ def _text(found: PictureBudget, args: argparse.Namespace) -> str:
     text = render(found.budget, output, colour=wants_colour(args), width=columns)
     if output not in ("table", "markdown"):
         return text
-    return f"{text}\n\n{_phases(found, output)}\n\n{render_next(_next(args), width=columns)}"
-
-
-def _next(args: argparse.Namespace) -> str:
-    size = f" --gpu {args.gpu}" if args.gpu else " --gpu 12GB"
-    return f"`vrambudget plan {args.model}{size}` says how to train and to generate there"
+    plan = f"`vrambudget plan {args.model} --gpu {args.gpu or '12GB'}`"
+    further = render_next(f"{plan} says how to train and to generate there", width=columns)
+    return f"{text}\n\n{_phases(found, output)}\n\n{further}"
 
 
 def _phases(found: PictureBudget, output: Format) -> str:

@@ -196,6 +196,8 @@ def _from_path(path: Path) -> FoundModel:
         values = {"model_type": path.stem, PROGRAM: str(path)}
         return FoundModel(escaped(path.stem), str(path), values, path=str(path))
     values, file = read_config(path)
+    if "model_type" not in values and str(values.get("architecture")) in card_names():  # timm's
+        return _from_card(load_card(values["architecture"]))._replace(path=str(path))
     named = file.parent.resolve().name if file.name == CONFIG_NAME else file.stem
     return FoundModel(escaped(named or str(path)), str(file), values, path=str(path))
 

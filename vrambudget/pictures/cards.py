@@ -22,18 +22,20 @@ import os
 import re
 import tomllib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from vrambudget.config.cards import card_text, cards_folder, picture_names, plain_name
+from vrambudget.config.config_file import read_config
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 _NOT_RECORDED = re.compile(r"(ltx-?2|flux\.?-?2|mochi)[-.\w]*")  # what people ask for
+_INDEX = "model_index.json"
 _USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step": 0, "options": {}}
 
 
-@cache
 def picture_name(word: str) -> str | None:
-    """Return the card that a name or a hub id means, None if it means none.
+    """Return the card that a name, a hub id or a pipeline's folder means, None if it means none.
 
     A hub id's last part is a name, too; signs between letters do not matter: sd15, FLUX.1-dev.
     """
@@ -41,7 +43,7 @@ def picture_name(word: str) -> str | None:
     if plain in picture_names():
         return plain
     if os.path.exists(word):  # noqa: PTH110 - of any text; a file, or a folder of one's own
-        return None
+        return _of_files(Path(word))
     for name in picture_names():
         ids = card(name)["repositories"]
         own = ids if "/" in word else [name, *(n.partition("/")[2] for n in ids)]
@@ -54,6 +56,47 @@ def picture_name(word: str) -> str | None:
             hint="`vrambudget rehearse --gpu GPU -- python generate.py` runs its code",
         )
     return None
+
+
+def _of_files(path: Path) -> str | None:
+    """Return the card of a pipeline's folder or model_index.json, None for files of other kinds.
+
+    Raises NotModelledError for a pipeline that no card describes, or several, and for a component.
+    """
+    index = path / _INDEX if (path / _INDEX).is_file() else path
+    own = _keys(index)
+    kind, known = own.get("_class_name"), {n: card(n) for n in picture_names()}
+    of_class = [n for n, c in known.items() if c["pipeline"] == kind]
+    found = [n for n in of_class if _is_of(index.parent, own, known[n]["components"])]
+    if len(found) == 1:
+        return found[0]
+    problem = f"no {kind} of this size was recorded"
+    if found:
+        problem = f"no component's config.json beside it says which it is: {' or '.join(found)}"
+    elif index.name != _INDEX:
+        of_class = [n for n, c in known.items() if f"'diffusers.{kind}'" in str(c["components"])]
+        if not of_class:
+            return None
+        problem = f"{kind} is one component of a pipeline; --only estimates one component's call"
+    hint = f"name the pipeline: vrambudget {', '.join(of_class or known)}"
+    raise NotModelledError(problem, where=str(index), hint=hint)
+
+
+def _is_of(folder: Path, index: dict[str, Any], components: dict[str, Any]) -> bool:
+    """Return whether a pipeline has a card's denoisers, as large, as far as its folder says."""
+    named = {n for n in components if n.startswith(("transformer", "unet"))}
+    if named != {n for n, of in index.items() if n.startswith(("transformer", "unet")) and all(of)}:
+        return False
+    stated = [(components[n], _keys(folder / n / "config.json")) for n in named]
+    return all(own.get(k, v) in (v, None) for keys, own in stated for k, v in keys.items())
+
+
+def _keys(path: Path) -> dict[str, Any]:
+    """Return a configuration's keys, none where there is no configuration."""
+    try:
+        return read_config(path)[0]
+    except VramBudgetError:
+        return {}  # who reads it as another kind of model says why
 
 
 @cache

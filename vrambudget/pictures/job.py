@@ -8,6 +8,7 @@ from vrambudget.pictures.cards import card
 
 Train = Literal["lora", "full"]
 Offload = Literal["none", "model", "sequential", "group"]
+Precision = Literal["bf16", "fp16", "fp32"]
 Base = Literal["bf16", "fp8", "nf4"]
 AdapterType = Literal["fp32", "base"]
 Only = Literal["encode-text", "encode-images", "denoise", "decode"]
@@ -32,13 +33,13 @@ class PictureJob:
     targets: str | None = None  # modules that take adapters, if not the card's; or "blocks"
     checkpointing: bool = False
     optimizer: str = "adamw"
-    precision: str = "bf16"
+    precision: Precision = "bf16"
     base: Base = "bf16"  # as the precision has it; nf4: of large text encoders, too
     offload: Offload = "none"
     swap: int = 0  # blocks whose linear layers' weights wait in main memory
-    saves_in: str | None = None  # "fp32": what the denoiser is cast to once the steps are over
-    latents: str = "cached"  # or "encoded", by a VAE that is on the GPU in a training
-    text: str = "cached"  # or "encoded" at the start, beside all else; "kept": and it stays there
+    saves_in: Literal["fp32"] | None = None  # what the denoiser is cast to after the last step
+    latents: Literal["cached", "encoded"] = "cached"  # encoded by a VAE on the GPU in a training
+    text: Literal["cached", "encoded", "kept"] = "cached"  # at the start, beside all else; or kept
     vae_slicing: bool = False  # as pipe.enable_vae_slicing()
     vae_tiling: bool = False
     only: Only | None = None  # one component's call alone
@@ -113,21 +114,18 @@ def _sizes(resolution: str | None, own: dict[str, Any]) -> tuple[int, int]:
         raise VramBudgetError(
             f"--resolution is {resolution!r}; it should be pixels", hint="1024, or 480x832"
         )
-    multiple = own["multiple"]
-    for n in numbers:
-        if n % multiple:
-            near = max(multiple, round(n / multiple) * multiple)
-            raise VramBudgetError(
-                f"--resolution has {n}; {own['title']} needs multiples of {multiple}",
-                hint=f"the nearest that works is {near}",
-            )
-    step = own.get("recorded_step", multiple)
-    for n in numbers:
-        if n % step:
-            raise NotModelledError(
-                f"--resolution has {n}; {own['title']} was recorded at multiples of {step}",
-                hint=f"the nearest that can be counted is {max(step, round(n / step) * step)}",
-            )
+    needed = own["multiple"]
+    ways = (
+        (needed, "needs", VramBudgetError),
+        (own.get("recorded_step", needed), "was recorded at", NotModelledError),
+    )
+    for step, verb, error in ways:
+        for n in numbers:
+            if n % step:
+                raise error(
+                    f"--resolution has {n}; {own['title']} {verb} multiples of {step}",
+                    hint=f"the nearest that works is {max(step, round(n / step) * step)}",
+                )
     return numbers[0], numbers[-1]
 
 
@@ -138,9 +136,7 @@ def _check_frames(frames: int, own: dict[str, Any]) -> None:
             f"--frames is {frames}, but {own['title']} makes pictures", hint="leave --frames out"
         )
     if step and (not 1 <= frames <= _LARGEST or (frames - 1) % step):
-        near = (
-            max(1, round((frames - 1) / step) * step + 1) if frames <= _LARGEST else own["frames"]
-        )
+        near = max(1, round((min(frames, _LARGEST) - 1) / step) * step + 1)
         raise VramBudgetError(
             f"--frames is {frames}; {own['title']} needs {step} n + 1 frames",
             hint=f"the nearest that works is {near}",

@@ -35,6 +35,7 @@ from vrambudget.engine.context import (
 )
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add
@@ -86,7 +87,7 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
         if job.swap:
             part.swap(job.swap)
         part.arrive()
-        missing = _adapt(part.model, job) if job.train == "lora" else ()
+        missing: tuple[str, ...] = _adapt(part.model, job) if job.train == "lora" else ()
         model = _Loss(part)
         register(model, tape)
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -95,7 +96,12 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
             batch = {key: on_device(x) for key, x in inputs_of(part, sizes, dtype).items()}
         part.model.numbers = numbers_of(part, sizes)
         early = job.text != "cached"
-        encode = _Encoding(job) if early or job.latents == "encoded" else None
+        encode = None
+        if early or job.latents == "encoded":
+            try:
+                encode = _Encoding(job)
+            except NotModelledError as error:
+                missing = (*missing, f"encode images and the weights of the vae: {error}")
         if early:
             tape.mark(0, "encode text", resets_allocator=True)
             texts = _texts_encoded(job)

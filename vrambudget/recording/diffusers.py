@@ -98,10 +98,6 @@ class Tokenizer:
         ids = torch.ones(shape, dtype=torch.long)
         return transformers.BatchEncoding({"input_ids": ids, "attention_mask": ids.clone()})
 
-    def batch_decode(self, ids: torch.Tensor, *_: Any, **__: Any) -> list[str]:
-        """Return empty texts."""
-        return [""] * len(ids)
-
 
 DEPTHS = ("num_layers", "num_single_layers", "num_hidden_layers", "num_refiner_layers")
 """Keys that say how often a layer recurs: recorded at a few, played at any."""

@@ -6,9 +6,11 @@ A form is taken only if it gives the number of every recording; none is a best g
 none gives are `unfit`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations_with_replacement
+
+from vrambudget.expressions import value
 
 _DIVISORS = (2, 4, 8, 16, 32, 64, 3, 7, 14)  # a video may be 8 n + 1 at all probes
 _MOST_PAIRED = 220  # monomials of which two are summed
@@ -60,9 +62,14 @@ class Fitter:
         if v[0] and (e := self._by_ratio.get(self._ratio(v))) is not None:
             yield self._text(e, Fraction(v[0], self._bases[e][0]))
         yield from self._ratios(v)
-        yield from self._quotients(v)
+        yield from self._quotients(v, self._parts("{}//{}", "-(-{}//{})"))
         yield from self._pairs(v)
         yield from self._lines(v)
+        less = [*self._parts("({}//{}-1)").items()]  # windows of two pixels, one pixel apart
+        areas = {
+            f"{a}*{b}": [m * n for m, n in zip(x, y, strict=True)] for a, x in less for b, y in less
+        }
+        yield from self._quotients(v, areas)
 
     def _lines(self, v: tuple[int, ...]) -> Iterator[str]:
         for e in self._monomials:
@@ -102,23 +109,22 @@ class Fitter:
                     second = self._text(f, abs(y))
                     yield f"{self._text(e, x)}{'+' if y > 0 else '-'}{second}"
 
-    def _quotients(self, v: tuple[int, ...]) -> Iterator[str]:
-        ones = [1] * len(v)
-        near = [((0,) * len(self.symbols), ones)]
+    def _quotients(self, v: tuple[int, ...], parts: Mapping[str, list[int]]) -> Iterator[str]:
+        near = [((0,) * len(self.symbols), [1] * len(v))]
         near += [(e, self._bases[e]) for e in self._monomials if sum(e) <= 2]  # noqa: PLR2004
-        for s in self.symbols:
-            for d in _DIVISORS:
-                for up in (False, True):
-                    q = [-(-p[s] // d) if up else p[s] // d for p in self.probes]
-                    text = f"-(-{s}//{d})" if up else f"{s}//{d}"
-                    for e, b in near:
-                        h = [x * y for x, y in zip(q, b, strict=True)]
-                        if not h[0] or (v[0] % h[0] and not any(e)):
-                            continue
-                        c = Fraction(v[0], h[0])
-                        if all(x == c * y for x, y in zip(v, h, strict=True)):
-                            rest = self._text(e, c)
-                            yield f"({text})*{rest}" if rest != "1" else text
+        for text, q in parts.items():
+            for e, b in near:
+                h = [x * y for x, y in zip(q, b, strict=True)]
+                if not h[0] or (v[0] % h[0] and not any(e)):
+                    continue
+                c = Fraction(v[0], h[0])
+                if all(x == c * y for x, y in zip(v, h, strict=True)):
+                    rest = self._text(e, c)
+                    yield f"({text})*{rest}" if rest != "1" else text
+
+    def _parts(self, *forms: str) -> dict[str, list[int]]:
+        texts = [f.format(s, d) for s in self.symbols for d in _DIVISORS for f in forms]
+        return {text: [value(text, p) for p in self.probes] for text in texts}
 
     def _text(self, e: tuple[int, ...], c: Fraction) -> str:
         powers = zip(self.symbols, e, strict=True)

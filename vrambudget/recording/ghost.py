@@ -31,10 +31,7 @@ _FILE_BYTES = 4 << 30  # about: a file is mapped into memory whole
 def write(
     own: FoundModel | dict[str, Any], folder: Path, precision: str | None = None
 ) -> dict[str, int]:
-    """Write a model, or a card's pipeline, in its own precision if none is named.
-
-    Returns the bytes of each component's weights.
-    """
+    """Write a model, or a card's pipeline; return the bytes of each component's weights."""
     if isinstance(own, FoundModel):
         return {"": _write(_model(own, precision), folder)}
     return _write_pipeline(own, folder, precision)
@@ -62,9 +59,7 @@ def _model(found: FoundModel, precision: str | None) -> Any:
     word = found.values.get("model_type")
     if word not in transformers.CONFIG_MAPPING:
         raise NotModelledError(
-            f"transformers has no model_type {word!r}",
-            where=found.where,
-            hint="folders are those of diffusers' pipelines and of transformers' models",
+            f"{word!r} is no model_type of transformers, and no pipeline", where=found.where
         )
     config = transformers.AutoConfig.for_model(**found.values)
     named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
