@@ -29,7 +29,7 @@ CLASSIFIERS = {
     *("vit_small_patch16_224", "vit_base_patch16_224", "vit_large_patch16_224"),
     *("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224", "torchvision-vit_b_16"),
 }
-DETECTORS = {f"yolo{version}{size}" for version in ("v8", "11") for size in "nsmlx"}
+DETECTORS = {name for name in CARDS if name.startswith("yolo")}
 OF_OTHERS = {"nanogpt", *CLASSIFIERS, *DETECTORS}
 OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] not in OF_OTHERS]
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
