@@ -48,6 +48,11 @@ def format_bytes(n: int, unit: str | None = None) -> str:
     return f"{n / bytes_in(unit):,.2f} {unit}"
 
 
+def round_up(n: int, multiple: int) -> int:
+    """Return the least multiple that is no less than n."""
+    return -(-n // multiple) * multiple
+
+
 def bytes_in(unit: str) -> int:
     """Return how many bytes one binary unit has: 1024 for "KiB"."""
     return 1 << 10 * _BINARY_UNITS.index(unit)

@@ -40,8 +40,11 @@ class Builder:
         width = (x.nbytes - x.more) // F32 // self.rows
         weight = of[name]
         device = weight.device if self.keeps_norms else None
-        norm = self.node(width, x, in_place=in_place, device=device)
-        return self.same(norm, self.weight(weight), device=self.runs_on(weight))
+        return self.scaled(weight, self.node(width, x, in_place=in_place, device=device))
+
+    def scaled(self, weight: Weight, x: Node) -> Node:
+        """Return x times a weight, or with it as a bias."""
+        return self.same(x, self.weight(weight), device=self.runs_on(weight))
 
     def matrix(self, of: Mapping[str, Weight], name: str, *sources: Node, times: int = 1) -> Node:
         """Return a product with a weight, and its bias's sum. `times`: experts of a token."""
@@ -53,7 +56,7 @@ class Builder:
                 found, self.same(self._product(of[f"{name}.lora_b"], low, *others, times=times))
             )
         if bias := of.get(f"{name}.bias"):
-            found = self.same(found, self.weight(bias), device=self.runs_on(bias))
+            found = self.scaled(bias, found)
         return found
 
     def _product(self, weight: Weight, *sources: Node, times: int) -> Node:

@@ -17,9 +17,11 @@ Not modelled: buffers in several chunks, nodes that a device does not support.
 
 from collections.abc import Iterator, Sequence
 
+from vrambudget.units import round_up
+
 HOST = -1
 """The number of main memory among devices."""
-_ALIGNMENT, _OF_HOST = 128, 32  # of tensors in CUDA's buffers, and in main memory
+ALIGNMENT, OF_HOST = 128, 32  # of tensors in CUDA's buffers, and in main memory
 _COPIES = 4  # GGML_SCHED_MAX_COPIES
 _ENDLESS = 1 << 62
 
@@ -134,7 +136,7 @@ def _allocate(arenas: dict[int, "_Arena"], node: Node) -> None:
 
 def _arena(arenas: dict[int, "_Arena"], node: Node) -> "_Arena":
     assert node.device is not None  # noqa: S101 - `_place` has seen to it
-    return arenas.setdefault(node.device, _Arena(_OF_HOST if node.device == HOST else _ALIGNMENT))
+    return arenas.setdefault(node.device, _Arena(OF_HOST if node.device == HOST else ALIGNMENT))
 
 
 class _Arena:
@@ -146,7 +148,7 @@ class _Arena:
 
     def take(self, nbytes: int) -> int:
         """Return the offset of so many bytes."""
-        nbytes = self._up(nbytes)
+        nbytes = round_up(nbytes, self.alignment)
         fitting = [(n, -k) for k, (_, n) in enumerate(self.free[:-1]) if n >= nbytes]
         number = -min(fitting)[1] if fitting else len(self.free) - 1
         at, size = self.free[number]
@@ -157,16 +159,13 @@ class _Arena:
 
     def give(self, at: int, nbytes: int) -> None:
         """Free a block."""
-        self.free = list(_merged(sorted([*self.free, (at, self._up(nbytes))])))
+        self.free = list(_merged(sorted([*self.free, (at, round_up(nbytes, self.alignment))])))
 
     def shrink(self, at: int, old: int, new: int) -> None:
         """Free the end of a block whose tensor is replaced by a smaller one."""
-        old, new = self._up(old), self._up(new)
+        old, new = (round_up(n, self.alignment) for n in (old, new))
         if old > new:
             self.give(at + new, old - new)
-
-    def _up(self, nbytes: int) -> int:
-        return -(-nbytes // self.alignment) * self.alignment
 
 
 def _merged(blocks: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -26,13 +26,13 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import names_in, value
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.serving.gguf import Gguf, GgufTensor, shown
+from vrambudget.serving.gguf_model import MOST_LAYERS
 from vrambudget.serving.gguf_quants import Shape, type_of
 
 _TABLES = ("token_embd", "per_layer_token_embd")
 _OF_VALUES = ("attn_v", "attn_qkv")  # whose types change along those that there are
 _INNER = ("text_config", "llm_config", "language_config")
 _LETTERS = "hybrid_override_pattern"  # one of each layer
-_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 
 
 @cache
@@ -93,7 +93,7 @@ def table_of(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     own = family.get("keys", {})
     sizes = _Sizes(_whole(config), {**own, **base["keys"], **own}, where)
     layers = sizes.at("num_hidden_layers", 0)
-    if not 0 < layers <= _MOST_LAYERS:
+    if not 0 < layers <= MOST_LAYERS:
         raise VramBudgetError(f"num_hidden_layers is {shown(layers)}", where=where)
     values = {
         key: [sizes.at(text, n) for n in range(layers)]

@@ -28,7 +28,7 @@ from vrambudget.serving.gguf_architectures import (
     UNCACHED,
 )
 
-_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
+MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST = 1 << 31
 _INDEXER = "indexer.attn_k.weight"
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
@@ -81,7 +81,7 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
             hint=f"there is {', '.join(sorted(ARCHITECTURES))}",
         )
     sizes = _Sizes(header, str(architecture))
-    layers, hidden = sizes.one("block_count", most=_MOST_LAYERS), sizes.one("embedding_length")
+    layers, hidden = sizes.one("block_count", most=MOST_LAYERS), sizes.one("embedding_length")
     keys, values, windows = _cached(sizes, layers, hidden)
     states = _states(sizes, layers, keys)
     heads = max(1, *sizes.each("attention.head_count", layers, 1))

@@ -24,6 +24,7 @@ from vrambudget.serving.gguf_types import row_bytes
 from vrambudget.serving.llama_cpp_compute import compute_bytes
 from vrambudget.serving.llama_cpp_place import Placement, in_a_buffer, place
 from vrambudget.serving.options import LlamaCppOptions
+from vrambudget.units import round_up
 
 VERSIONS = {
     "2026-10": "of October 2026 (b11549)",
@@ -206,13 +207,13 @@ class _Cells:
         self.slots, self.streams = options.slots_and_streams
         multiple = _CELLS if options.is_old and not uses_flash(model, options) else _FLASH_CELLS
         whole = options.ctx_size or model.positions
-        self.cells = _up(_up(whole, multiple) // self.streams, multiple)
+        self.cells = round_up(round_up(whole, multiple) // self.streams, multiple)
         windows = [window for window in model.windows if window is not None]
         self.window_cells: int | None = None
         if windows and not options.swa_full:
             sequences = self.slots if self.streams == 1 else 1
             window = windows[0] * sequences + options.ubatch_size
-            self.window_cells = _up(min(self.cells, window), multiple)
+            self.window_cells = round_up(min(self.cells, window), multiple)
 
     def of_layer(self, layer: int, *, is_padded: bool) -> int:
         """Return the bytes of a layer's cache; on GPUs it ends as a weight does."""
@@ -241,7 +242,3 @@ def uses_flash(model: GgufModel, options: LlamaCppOptions) -> bool:
     if options.flash_attn == "auto":
         return not options.is_old
     return options.flash_attn == "on"
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple

@@ -147,7 +147,8 @@ class _Graph(Attention):
         if self.model.architecture in _RESIDUAL_FIRST:
             return self.add(x, cur)
         x = self.add(cur, x)
-        return self._with_embeddings(layer, of, x, is_last=is_last) if "inp_gate" in of else x
+        x = self._with_embeddings(layer, of, x, is_last=is_last) if "inp_gate" in of else x
+        return self.scaled(of["layer_output_scale"], x) if "layer_output_scale" in of else x
 
     def _with_embeddings(
         self, layer: int, of: Mapping[str, Weight], x: Node, *, is_last: bool
@@ -161,7 +162,7 @@ class _Graph(Attention):
             self.per_layer = self.node(width * self.model.layers, made)
         own = self.node(width, self.per_layer, self.out_ids) if is_last else self.per_layer
         cur = self.norm(of, "post_norm", self.matrix(of, "proj", self.same(gated, own)))
-        return self.same(self.add(x, cur))
+        return self.add(x, cur)
 
     def _parallel(
         self, layer: int, of: Mapping[str, Weight], x: Node, normed: Node, *, is_last: bool

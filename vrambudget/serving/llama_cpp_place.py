@@ -25,14 +25,14 @@ from struct import pack, unpack
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.serving.ggml_builder import Weight
-from vrambudget.serving.ggml_graph import HOST
+from vrambudget.serving.ggml_graph import ALIGNMENT, HOST, OF_HOST
 from vrambudget.serving.gguf import GgufTensor
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import SIZES, row_bytes
 from vrambudget.serving.options import LlamaCppOptions
+from vrambudget.units import round_up
 
-_ALIGNMENT, _OF_HOST = 128, 32  # of tensors in a buffer of a GPU, and in main memory
 _ROW_PADDING = 512  # MATRIX_ROW_PADDING: elements
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)\b")
 _EXPERTS = re.compile(r"^blk\.\d+\.ffn_(up|down|gate|gate_up)_(ch|)exps")
@@ -97,7 +97,7 @@ def _of_layers(
 
 
 def _in_main_memory(tensor: GgufTensor) -> int:
-    return -(-nbytes(tensor) // _OF_HOST) * _OF_HOST
+    return round_up(nbytes(tensor), OF_HOST)
 
 
 def _on_a_gpu(tensor: GgufTensor) -> int:
@@ -237,4 +237,4 @@ def in_a_buffer(size: int, kind: str, width: int) -> int:
     rest = width % _ROW_PADDING
     if SIZES[kind][0] > 1 and rest:
         size += row_bytes(kind, _ROW_PADDING - rest)
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return round_up(size, ALIGNMENT)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.linear import Linear
 from vrambudget.serving.quantised import BLACKWELL, HOPPER, ITEMSIZE, Ignored, Part
+from vrambudget.units import round_up
 
 _ALL_BUT_EXPERTS = Ignored((), "dense")
 _WORKSTATION = (11, 0)  # from here on GPUs without the data centre's kernels
@@ -32,13 +33,13 @@ class Mxfp4:
         """Yield weights, scales and biases of all experts."""
         E, is_gate = linear.experts, len(linear.outputs) > 1
         of_inner, of_hidden = self._multiples(gpu)
-        K = _up(linear.inputs, of_hidden if is_gate else of_inner)
-        N = sum(_up(n, of_inner if is_gate else of_hidden) for n in linear.outputs)
+        K = round_up(linear.inputs, of_hidden if is_gate else of_inner)
+        N = sum(round_up(n, of_inner if is_gate else of_hidden) for n in linear.outputs)
         loaded, scales = E * N * K // 2, E * N * K // 32
         if gpu.compute_capability == HOPPER:
-            yield loaded, E * _up(K // 2, 64) * _up(N, 64)
+            yield loaded, E * round_up(K // 2, 64) * round_up(N, 64)
             yield scales, None
-            yield 0, E * _up(N, 256) * _up(K // 32, 2)
+            yield 0, E * round_up(N, 256) * round_up(K // 32, 2)
         else:
             yield loaded, loaded
             yield scales, scales
@@ -50,7 +51,7 @@ class Mxfp4:
         if HOPPER <= gpu.compute_capability < _WORKSTATION:
             return 0
         of_inner, of_hidden = self._multiples(gpu)
-        I, C = _up(inner, of_inner), _up(width, of_hidden)
+        I, C = round_up(inner, of_inner), round_up(width, of_hidden)
         return max(I, C) + max(2 * I, C)
 
     def _multiples(self, gpu: Gpu) -> tuple[int, int]:
@@ -59,7 +60,3 @@ class Mxfp4:
             return 64, 1
         is_blackwell = BLACKWELL <= gpu.compute_capability < _WORKSTATION
         return (256, 256) if is_blackwell else (128, 256)
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple

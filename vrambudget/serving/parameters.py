@@ -25,6 +25,7 @@ from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.windows import RotaryByKindConfig
 from vrambudget.serving.linear import Linear, Rotary
+from vrambudget.units import round_up
 
 Shape = tuple[int, ...]
 
@@ -123,7 +124,7 @@ class _Rank:
         _, _, last = module.rpartition(".")
         shape, tp = self.shapes[name], self.tp
         if last in _VOCABULARY:
-            rows = -(-shape[0] // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE // tp
+            rows = round_up(shape[0], _VOCABULARY_MULTIPLE) // tp
             yield rows * prod(shape[1:])
         elif last == "experts":
             yield from self._experts(name, leaf)
