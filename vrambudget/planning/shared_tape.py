@@ -11,7 +11,6 @@ that another moment exceeds in every count.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,27 +77,27 @@ class SharedTape:
 
 def shared_tapes(scenario: Scenario, batches: Sizes, blocks: Sizes) -> Iterator[SharedTape]:
     """Yield tapes of all points (batch, block): as few as the rules' decisions allow."""
-
-    def trace(batch: SizeVector, block: SizeVector) -> Tape:
-        here = variant(scenario, batch=batch, block=block)
-        return simulate(here.config, here.job, here.platform).tape
-
-    for indices, tape in by_regime(trace, (batches, blocks), len(batches)):
-        forget()
-        yield SharedTape(indices, tape)
+    for indices, made in _traced(scenario, batch=batches, block=blocks):
+        yield SharedTape(indices, made.tape)
 
 
 def recordings(scenario: Scenario, batches: Sequence[int]) -> Iterator[tuple[int, Recording]]:
     """Yield (batch, recording) of each batch: what `simulate` of that batch alone returns."""
-
-    def record(batch: Any) -> Recording:
-        here = variant(scenario, batch=batch)
-        return simulate(here.config, here.job, here.platform)
-
-    for indices, made in by_regime(record, (np.array(batches),), len(batches)):
-        forget()
+    for indices, made in _traced(scenario, batch=np.array(batches)):
         for index, tape in SharedTape(indices, made.tape).at_points():
             yield batches[index], replace(made, tape=tape)
+
+
+def _traced(
+    scenario: Scenario, **fields: Sizes
+) -> Iterator[tuple[npt.NDArray[np.intp], Recording]]:
+    def record(*sizes: SizeVector) -> Recording:
+        here = variant(scenario, **dict(zip(fields, sizes, strict=True)))
+        return simulate(here.config, here.job, here.platform)
+
+    for indices, made in by_regime(record, tuple(fields.values()), len(fields["batch"])):
+        forget()
+        yield indices, made
 
 
 def _highest_moments(born: npt.NDArray[np.bool_], reset: int) -> npt.NDArray[np.intp]:

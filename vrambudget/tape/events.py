@@ -29,7 +29,6 @@ from vrambudget.tape.packing import (
     SPECIAL,
     Event,
     EventKind,
-    changes,
     decode,
     encode,
     signed,
@@ -106,18 +105,23 @@ class Tape:
         self.events = list(self.events)
 
     def changes(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """Yield each event's storage, and 1 where its bytes come, -1 where they go, 0 otherwise."""
-        numbers = islice(self.events, start, stop)
-        if self.is_fast:
-            return ((n, 1) if n >= 0 else (~n, -1) for n in numbers)
-        return changes(numbers)
+        """Yield the storage whose bytes come (1) or go (-1), of each event that does either."""
+        numbers, neither = self._signed(start, stop), len(self.sizes)
+        return ((n, 1) if n >= 0 else (~n, -1) for n in numbers if n != neither)
+
+    def _signed(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Return events' storages, inverted where bytes go; of others how many storages there are.
+
+        Much of the time of a search.
+        """
+        numbers = self.events[start:stop]
+        return numbers if self.is_fast else signed(numbers, neither=len(self.sizes))
 
     def alive_bytes(self, start: int = 0, end: int | None = None) -> Iterator[Any]:
         """Yield how many bytes are asked for before and after each event, from `start` to `end`."""
         sizes = self.sizes
         changes = [*sizes, 0, *(-size for size in reversed(sizes))]  # [~i]: what i's death changes
-        numbers = self.events if self.is_fast else signed(self.events, neither=len(sizes))
-        alive = accumulate(map(changes.__getitem__, numbers), initial=0)  # the time of a search
+        alive = accumulate(map(changes.__getitem__, self._signed()), initial=0)
         return islice(alive, start, None if end is None else end + 1)
 
     def peak_requested_bytes(self, start: int = 0, end: int | None = None) -> Any:

@@ -99,13 +99,6 @@ def change_of(number: Any) -> Any:
     return 1 * (number < EventKind.RECORD_STREAM << _KIND_BITS) - 2 * (number < 0)
 
 
-def changes(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the storage and the change of each event."""
-    mask, none = _STORAGE_MASK, EventKind.RECORD_STREAM << _KIND_BITS
-    for number in numbers:
-        yield (number & mask, int(number < none)) if number >= 0 else (~number & mask, -1)
-
-
 def signed(numbers: Iterable[int], neither: int) -> list[int]:
     """Return each event's storage, inverted where its bytes go, `neither` where none come or go."""
     mask, none = _STORAGE_MASK, EventKind.RECORD_STREAM << _KIND_BITS
