@@ -107,6 +107,10 @@ def refuse(job: Job, layout: Layout) -> None:
         and layout.data == DEEPSPEED[-1]
         and job.lora_rank is not None
         and job.weight_dtype != "fp32",
+        "checkpoints of adapters under ZeRO 3, which TRL makes reentrant,": layout.data
+        == DEEPSPEED[-1]
+        and job.lora_rank is not None
+        and job.checkpointing != "none",
         "DeepSpeed without an optimizer": zero and job.optimizer == "none",
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
         f"generation with {layout}": job.mode == "generate" and layout.ep == 1,
@@ -123,14 +127,6 @@ def refuse(job: Job, layout: Layout) -> None:
     for what, is_asked in problems.items():
         if is_asked:
             raise NotModelledError(f"{what} is not modelled", hint=REHEARSE)
-    if layout.data == DEEPSPEED[-1] and job.lora_rank is not None and job.checkpointing != "none":
-        raise NotModelledError(
-            "checkpointing of frozen weights under ZeRO 3 ends in PyTorch's CheckpointError: what"
-            " the second forward saves of a norm, its weight itself, is let go before it is looked"
-            " at (torch/utils/checkpoint.py, pack_hook)",
-            hint="use zero2 or fsdp2; gradient_checkpointing_kwargs={'use_reentrant': True} runs,"
-            f" and is not modelled: {REHEARSE}",
-        )
     if _scales_in_shards(job, layout) and job.optimizer_impl == "fused":
         raise NotModelledError(
             "FSDP 1's gradient scaler with a fused optimizer ends in PyTorch's RuntimeError: its"
