@@ -105,6 +105,7 @@ def test_what_decides_no_memory_is_left_out_and_said():
         ("--enable-expert-parallel", "ep=8"),
         ("--model.converters float8", "converted layers"),
         ("--enable-fsdp-float8-all-gather", "all-gathers in float8"),
+        ("--async-tp", "async tensor parallelism"),
     ],
 )
 def test_what_decides_memory_and_has_no_rules_is_refused_by_name(words, named):

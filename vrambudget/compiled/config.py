@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
 from vrambudget.compiled.findings import findings
+from vrambudget.config import layout
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
@@ -135,5 +136,6 @@ def _refuse(job: Job) -> None:
         value = getattr(job, name)
         if value not in counted:
             raise NotModelledError(
-                f"{name} is {value!r}, which is not modelled for a compiled model", hint=REHEARSE
+                f"{name} is {value!r}, which is not modelled for a compiled model",
+                hint=layout.REHEARSE if name == "ranks" else REHEARSE,
             )

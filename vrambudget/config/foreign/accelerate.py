@@ -51,10 +51,13 @@ FSDP: Table = {
                 "another way to wrap than by layers", ("TRANSFORMER_BASED_WRAP",), flag=False
             ),
             "min_num_params": Uncounted("layers wrapped by their size", flag=False),
+            "cpu_ram_efficient_loading": Uncounted(
+                "FSDP2 that is given one parameter after another (cpu_ram_efficient_loading)"
+            ),
         }
     ),
     **of_ranks(
-        "transformer_layer_cls_to_wrap cpu_ram_efficient_loading state_dict_type"
+        "transformer_layer_cls_to_wrap state_dict_type"
         " sync_module_states limit_all_gathers forward_prefetch"
     ),
 }

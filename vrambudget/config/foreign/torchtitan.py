@@ -90,7 +90,8 @@ TORCHTITAN: Table = {
         }
     ),
     **dict.fromkeys(_OF_RANKS, MultiGpuOnly(Ignored())),  # `of_ranks_of` puts them together
-    **of_ranks("parallelism.enable_async_tensor_parallel training.mixed_precision_reduce"),
+    "parallelism.enable_async_tensor_parallel": Uncounted("async tensor parallelism", saves=True),
+    **of_ranks("training.mixed_precision_reduce"),
     **ignored(
         "training.dataset training.dataset_path training.steps"
         " training.gc_freq training.seed training.deterministic model.tokenizer_path"
