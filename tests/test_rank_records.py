@@ -22,7 +22,8 @@ scaler.jsonl     GradScaler of shards: FSDP 1 and 2, HSDP, CPU offload, ZeRO-1; 
                  virtual GPU than ours
 selective.jsonl  torchtitan's checkpointing by operation: FSDP2, HSDP, DDP, tensor parallelism,
                  a pipeline; run on another virtual GPU than ours
-sft.jsonl        SFTTrainer under DDP, FSDP 1, FSDP2 and ZeRO 3, in full, with LoRA and with QLoRA
+sft.jsonl        SFTTrainer under DDP, FSDP 1, FSDP2 and ZeRO 3, in full, with LoRA and with QLoRA;
+                 float16 under FSDP, QLoRA under ZeRO 1 and 2
 trl.jsonl        SFTTrainer under DDP, FSDP2 and ZeRO 2, DPOTrainer under DDP, ZeRO 2 and 3
 uneven.jsonl     vocabularies that tensor parallelism cuts unevenly, first and last ranks
 plan.jsonl       what a plan recommends for Llama 3.1 70B: adapters, on 4 H100s
