@@ -21,6 +21,7 @@ from vrambudget.units import round_up
 
 HOST = -1
 """The number of main memory among devices."""
+CACHE = "of a cache"  # a shape of what lies and is no weight: copies of it begin no split
 ALIGNMENT, OF_HOST = 128, 32  # of tensors in CUDA's buffers, and in main memory
 _COPIES = 4  # GGML_SCHED_MAX_COPIES
 _ENDLESS = 1 << 62
@@ -105,7 +106,7 @@ def _with_copies(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     inputs = 0
     for node in nodes:
         foreign = [s for s in node.sources if s.device != node.device]
-        if node.device != device or (inputs and any(s.lies for s in foreign)):
+        if node.device != device or (inputs and any(s.lies and s.shape != CACHE for s in foreign)):
             device, start, inputs = node.device, len(ordered), 0
         assert device is not None  # noqa: S101 - `_place` has seen to it
         for source in foreign:

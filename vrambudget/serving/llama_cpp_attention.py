@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vrambudget.serving.ggml_builder import F32, Builder, Weight
-from vrambudget.serving.ggml_graph import HOST, Node
+from vrambudget.serving.ggml_graph import CACHE, HOST, Node
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import row_bytes
 from vrambudget.serving.options import LlamaCppOptions
@@ -60,6 +60,7 @@ class Attention(Builder):
         self.idxs: dict[bool, tuple[tuple[Node], tuple[Node]]] = {}  # where keys and values go
         self.rotations: dict[bool, tuple[Node | None, Node | None]] = {}
         self.pos = self.out_ids = self.sequences = self.scales = self.top = Node(0, HOST)
+        self.fresh: list[Node] = []  # keys and values that no cache keeps
         self.factors: dict[int, Node] = {}  # of rotary tables, on each device that has layers
 
     def inputs(self) -> None:
@@ -194,21 +195,20 @@ class Attention(Builder):
             layer = max(n for n, (k, w) in enumerate(kept) if k and w == model.windows[layer])
         if turn_keys := self.rotations[is_window][0]:
             queries = self.node(queries.nbytes // F32 // self.rows, turn_keys, queries)
-        caches = []
-        extra = 0
+        caches, extra = list(self.fresh), 0
         for kind, each in (
             (options.cache_type_k, model.keys[layer]),
             (options.cache_type_v, model.values[layer]),
         ):
             if each:
                 size = row_bytes(kind.upper(), each) * cells
-                caches.append(Node(size, self._cache_device(layer), lies=True))
+                caches.append(Node(size, self._cache_device(layer), shape=CACHE, lies=True))
                 if self.flash and kind != "f16" and not self.options.has_all_logits:
                     extra += each * cells * 2
         if self.flash:
-            if caches and not model.values[layer]:  # values are a part of latent rows
+            if model.keys[layer] and not model.values[layer]:  # values are a part of latent rows
                 latent = caches[0].nbytes * width // model.heads // model.keys[layer]
-                caches.append(Node(latent, caches[0].device, lies=True))
+                caches.append(Node(latent, caches[0].device, shape=CACHE, lies=True))
             return self.node(width, queries, *caches, mask, more=extra)
         number = cells * model.heads
         return self.by_scores(number, width, queries, caches, mask, copies=not self.is_spread)
@@ -221,6 +221,7 @@ class Attention(Builder):
             self.node(width, turn, each) if turn else each
             for each, turn, width in zip(made, self.rotations[is_window], widths, strict=False)
         ]
+        self.fresh = [] if any(self.model.keys) else turned
         idxs = self.idxs.get(is_window, ((), ()))
         for each, places in zip(turned, idxs, strict=False):
             if self.model.keys[layer]:

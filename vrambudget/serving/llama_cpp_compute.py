@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.serving.ggml_builder import Weight
-from vrambudget.serving.ggml_graph import HOST, Node, needed
+from vrambudget.serving.ggml_graph import CACHE, HOST, Node, needed
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.llama_cpp_attention import Attention
@@ -31,8 +31,7 @@ from vrambudget.serving.options import LlamaCppOptions
 if TYPE_CHECKING:
     from vrambudget.serving.llama_cpp_place import Placement
 
-_TELLING = 3  # layers of a kind; where kinds alternate, more: what they leave free settles later
-_OF_KINDS = 6
+_TELLING = 8  # layers of a kind: what they leave free settles later
 _DEEP = frozenset({"qwen3vl", "qwen3vlmoe"})  # whose first layers' sums have an image's features
 _SCALED = frozenset({"gemma3", "gemma3n", "gemma4", "gemma-embedding"})  # embeddings of tokens
 _LAYERS_OF_FEATURES = 3  # n_deepstack_layers
@@ -159,8 +158,12 @@ class _Graph(Attention):
             made = self.matrix(self.placed.others, "per_layer_model_proj", self.embedded)
             made = self.same(self.same(made))
             made = self.same(self.add(self.same(self.per_layer), made))
-            self.per_layer = self.node(width * self.model.layers, made)
-        own = self.node(width, self.per_layer, self.out_ids) if is_last else self.per_layer
+            device = self.runs_on(self.placed.others["per_layer_model_proj"])
+            self.per_layer = self.node(width * self.model.layers, made, device=device)
+        own = self.per_layer
+        if self.runs_on(of["inp_gate"]) != own.device:  # a view is copied, of the layer alone
+            own = Node(own.nbytes // self.model.layers, own.device, shape=CACHE, lies=True)
+        own = self.node(width, own, self.out_ids) if is_last else own
         cur = self.norm(of, "post_norm", self.matrix(of, "proj", self.same(gated, own)))
         return self.add(x, cur)
 
@@ -228,16 +231,10 @@ class _Graph(Attention):
 def _telling(placed: "Placement", model: GgufModel) -> Iterator[int]:
     """Yield a few layers of each kind, and the last."""
     seen: dict[object, int] = {}
-    telling = _OF_KINDS if any(model.windows) or any(model.states) else _TELLING
     for layer, of in enumerate(placed.layers):
-        kind = (
-            placed.devices[layer],
-            model.windows[layer],
-            model.keys[layer],
-            tuple(
-                sorted((n, w.shape, w.device, w.nbytes * (w.device == HOST)) for n, w in of.items())
-            ),
-        )
+        parts = ((n, w.shape, w.device, w.nbytes * (w.device == HOST)) for n, w in of.items())
+        kind = (placed.devices[layer], model.windows[layer], model.keys[layer], *sorted(parts))
         seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] <= telling or layer == model.layers - 1:
+        is_reader = "attn_q" in of and any(model.keys) and not model.keys[layer]  # all copies stay
+        if seen[kind] <= _TELLING or layer == model.layers - 1 or is_reader:
             yield layer
