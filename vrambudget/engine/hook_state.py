@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
-from vrambudget.engine.layer_state import Like
+from vrambudget.engine.layer_state import LayerPart, Like
 from vrambudget.engine.passes import CannotRepeatError
-from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.tensor import Parameter, Shape, Tensor
 from vrambudget.tape.events import Storage
 
 Value = Storage | Tensor | None
@@ -36,6 +37,54 @@ class LayerHooks(Protocol):
 
     def backward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
         """Take the state after a backward pass."""
+
+
+class FilledPart:
+    """What an earlier pass left in a layer's part, and a forward pass changes: its hooks."""
+
+    def __init__(self, part: LayerPart, parameters: Sequence[Parameter]) -> None:
+        self._part, self._parameters = part, parameters
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what the part is, but for its tensors, and what those are like."""
+        return type(self._part), *((name, _described(x)) for name, x in self._part.items())
+
+    def held(self) -> list[Value]:
+        """Return its tensors of this tape: one of another stays, or gives way to one of this."""
+        return [x for _, x in self._part.left() if x.storage.tape is context.tape]
+
+    def gathered(self) -> Sequence[Parameter]:
+        """Return the layer's own parameters."""
+        return self._parameters
+
+    def forward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
+        """Fill the part as the copied layer's is."""
+        tensors = iter(held)
+        for name, value in state[1:]:
+            if not isinstance(value, _Kind):
+                setattr(self._part, name, value)
+            elif value.is_here:
+                setattr(self._part, name, next(tensors))
+
+    def backward_was_replayed(self, *_: object) -> None:
+        """Refuse: no gradient is wanted where a part is filled."""
+        raise CannotRepeatError
+
+
+class _Kind(NamedTuple):
+    """What a tensor is like, but for where it lies."""
+
+    shape: Shape
+    dtype: DType
+    strides: Shape | None
+    is_view: bool
+    is_here: bool  # on this tape
+
+
+def _described(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return _Kind(x.shape, x.dtype, x.strides, x.is_view, x.storage.tape is context.tape)
+    return x
 
 
 class _Noted(NamedTuple):

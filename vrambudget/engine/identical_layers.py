@@ -20,10 +20,10 @@ from typing import Any
 
 from vrambudget.engine.autograd import Node, edge_to
 from vrambudget.engine.context import context
-from vrambudget.engine.hook_state import LayerHooks, likeness
+from vrambudget.engine.hook_state import FilledPart, LayerHooks, likeness
 from vrambudget.engine.layer_calls import LayerCall, TapeMoment
 from vrambudget.engine.layer_parts import BackwardPart, ForwardPart
-from vrambudget.engine.layer_state import FilledByLayers, Left, Like, filled_by
+from vrambudget.engine.layer_state import FilledByLayers, LayerPart, Left, Like, filled_by
 from vrambudget.engine.module import Module
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Parameter, Tensor
@@ -113,7 +113,8 @@ class _Pass:
         """Trace a layer, or lay it down."""
         x, number = args[0], layer.number
         filled = filled_by([*args[1:], *kwargs.values()])
-        key = self._key(layer, args, kwargs, filled)
+        hooks = self._hooks(layer, filled)
+        key = self._key(layer, args, kwargs, filled, hooks)
         if number != len(self.calls) or key is None:
             self.calls = []
             return layer.trace(*args, **kwargs)
@@ -125,7 +126,7 @@ class _Pass:
             context.sequence,
             x.storage.index,
             layer.path,
-            layer.hook_state,
+            hooks,
         )
         if self.calls:
             self._ended(self.calls[-1])
@@ -135,9 +136,12 @@ class _Pass:
         part = self._part_for(call)
         if part is not None:
             return self._lay(part, call, x, filled)
-        call.begin = TapeMoment.now(layer.hook_state)
+        call.begin = TapeMoment.now(hooks)
         result = layer.trace(*args, **kwargs)
-        if filled is not None:
+        if isinstance(hooks, FilledPart) and number + 1 == len(self.stack.kinds):
+            self.stack.now = _Pass(self.stack)  # which does not hold what was filled
+            return result
+        if filled is not None and not isinstance(hooks, FilledPart):
             call.left = Left.of(filled, number)
         call.is_pair = isinstance(result, tuple)
         output = result[0] if isinstance(result, tuple) else result
@@ -151,6 +155,7 @@ class _Pass:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         filled: FilledByLayers | None,
+        hooks: LayerHooks | None,
     ) -> tuple[Any, ...] | None:
         """Return what decides what a call does; None for what must be traced."""
         x, *others = args
@@ -161,13 +166,22 @@ class _Pass:
             return None
         if any(tensor.requires_grad for tensor in tensors):
             return None
-        fills = None if filled is None else filled.empty_part(layer.number)
-        if filled is not None and fills is None:
-            return None
+        fills = None
+        if filled is not None and not isinstance(hooks, FilledPart):
+            fills = filled.empty_part(layer.number)
+            if fills is None:
+                return None
         like = x.shape, x.dtype, x.strides, x.is_view, x.requires_grad
         given = self.stack.kinds[layer.number], *map(id, others), *map(id, kwargs.values())
         modes = context.grad_enabled, layer.training
-        return given, like, fills and fills.kind(), modes, likeness(layer.hook_state)
+        return given, like, fills and fills.kind(), modes, likeness(hooks)
+
+    def _hooks(self, layer: Layer, filled: FilledByLayers | None) -> LayerHooks | None:
+        """Return what runs around a layer, or holds what it changes of what was filled before."""
+        part = None if filled is None else filled.layers[layer.number]
+        if layer.hook_state or context.grad_enabled or not isinstance(part, LayerPart):
+            return layer.hook_state
+        return FilledPart(part, self.stack.parameters[layer.number]) if any(part.left()) else None
 
     def _ended(self, call: LayerCall) -> None:
         """Note that the next layer is called; what was traced must be like what was replayed."""

@@ -16,6 +16,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.hook_state import NOTHING, Around, LayerHooks
 from vrambudget.engine.layer_state import Left, Like
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.tape.events import Storage
 
 
 @dataclass(slots=True)
@@ -82,10 +83,12 @@ class LayerCall:
             self.copies = tuple(
                 (number, Like.of(cache[id(parameter)]))
                 for number, parameter in enumerate(self.computed_with)
-                if id(parameter) in cache
-                and cache[id(parameter)].storage.index
-                >= self.begin.storage  # not an earlier call's
+                if id(parameter) in cache and self._made(cache[id(parameter)].storage)
             )
+
+    def _made(self, storage: Storage) -> bool:
+        """Whether a storage is this call's, not an earlier one's."""
+        return storage.tape is context.tape and storage.index >= self.begin.storage
 
 
 def _held_by(root: Node, since: int, layer_input: int) -> tuple[frozenset[int], frozenset[int]]:

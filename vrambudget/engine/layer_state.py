@@ -49,15 +49,16 @@ class LayerPart:
 
     def left(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that it holds, by name."""
-        for name, value in self._items():
+        for name, value in self.items():
             if isinstance(value, Tensor):
                 yield name, value
 
     def kind(self) -> tuple[object, ...]:
         """Return what decides how it is filled."""
-        return type(self), *(value for _, value in self._items())
+        return type(self), *(value for _, value in self.items())
 
-    def _items(self) -> Iterator[tuple[str, Any]]:
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yield all that it is made of, by name."""
         for field in fields(self):  # type: ignore[arg-type]  # those who inherit are dataclasses
             yield field.name, getattr(self, field.name)
 

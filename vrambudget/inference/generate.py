@@ -15,7 +15,6 @@ from vrambudget.engine.context import context, made_for, no_grad
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.inference.beam_search import BeamSearch
-from vrambudget.inference.few_layers import tracer
 from vrambudget.inference.model_inputs import positions_of
 from vrambudget.inference.sampling import Sampling
 from vrambudget.inference.settings import EncoderDecoder, GenerateSettings
@@ -125,8 +124,7 @@ def _skip_to(
         )
 
     odd = range(0) if loop.cache is None else loop.cache.odd_steps(done)
-    trace_step = tracer(loop.model, trace_alone, shown - done)
-    planner = StretchFinder(trace_step, settings.prompt, aligned=settings.padded, odd=odd)
+    planner = StretchFinder(trace_alone, settings.prompt, aligned=settings.padded, odd=odd)
     try:
         stretches = tuple(planner.stretches(done + 1, shown - 1))
     except Unsteady:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from vrambudget.dtypes import DType, int64
 from vrambudget.engine.context import made_for
+from vrambudget.engine.layer_state import LayerPart
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.anew import Anew
@@ -26,7 +27,7 @@ _LENGTH = 2  # the dimension of tokens
 
 
 @dataclass(slots=True)
-class StaticLayer:
+class StaticLayer(LayerPart):
     """StaticLayer: room for `length` tokens."""
 
     length: int

@@ -1,8 +1,8 @@
-"""Decoding steps that are traced over few layers, against steps that are traced over all."""
+"""Decoding steps whose layers are copied from one another, against steps traced over all."""
 
 import pytest
 
-from vrambudget.inference import few_layers
+from vrambudget.engine.identical_layers import Layer
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
@@ -48,15 +48,16 @@ def stretches(model, fields):
 
 
 @pytest.mark.parametrize(("model", "fields"), JOBS)
-def test_few_layers_tell_what_all_of_them_do(model, fields, monkeypatch):
+def test_copied_layers_of_a_decoding_step_are_as_traced_ones(model, fields, monkeypatch):
     found = stretches(model, fields)
-    monkeypatch.setattr(few_layers, "_FEWEST", 1000)
+    monkeypatch.setattr("vrambudget.simulate.stack_layers", lambda _: None)
     assert stretches(model, fields) == found
 
 
-def test_all_layers_are_traced_once_for_a_pattern(monkeypatch):
-    calls, ours = [], few_layers._repeated  # noqa: SLF001 - to count its calls
-    monkeypatch.setattr(few_layers, "_repeated", lambda *a: calls.append(a) or ours(*a))
-    [[*found]], _ = stretches(LLAMA, {"new": 600})
-    patterns = {pattern for stretch in found for pattern in stretch.patterns}
-    assert len(calls) == len(patterns) < len(found)
+@pytest.mark.parametrize(("model", "traced"), [(LLAMA, 4), (GEMMA2, 7)], ids=["llama", "gemma2"])
+def test_a_decoding_step_traces_few_of_its_layers(model, traced, monkeypatch):
+    calls, trace = [], Layer.trace
+    monkeypatch.setattr(Layer, "trace", lambda *a, **k: calls.append(a[0].number) or trace(*a, **k))
+    stretches({**model, "num_hidden_layers": 20}, {"new": 600})
+
+    assert len(calls) == traced * calls.count(0)
