@@ -9,9 +9,9 @@ before, and cuBLAS is given :4096:8 for its workspace (deterministic=True). How 
 an object decides the loss's indices and is nobody's value: assumed are a sixteenth of all of them
 for each object, of which the loss takes ten.
 
-Source: ultralytics/engine/trainer.py (BaseTrainer._do_train); utils/torch_utils.py (ModelEMA,
-init_seeds); utils/loss.py (v8DetectionLoss); utils/tal.py (TaskAlignedAssigner.get_box_metrics);
-CPython Objects/enumobject.c (enum_next).
+Source: ultralytics/engine/trainer.py (BaseTrainer._setup_train, which has the model in channels
+last, _do_train); utils/torch_utils.py (ModelEMA, init_seeds); utils/loss.py (v8DetectionLoss);
+utils/tal.py (TaskAlignedAssigner.get_box_metrics); CPython Objects/enumobject.c (enum_next).
 Not modelled: validation between epochs, multi_scale, other tasks than detection.
 """
 
@@ -77,7 +77,7 @@ def record_detector(name: str, pixels: int) -> Recorded:
     sizes = {"batch": 2, "height": pixels, "width": pixels, "objects": _OBJECTS}
     values = patch.dict(rules.RULES, {torch.Tensor.unique: unique})
     with values, patch.object(Places, "count", count):
-        found = record_factory(factory(name), sizes, name=name)
+        found = record_factory(factory(name), sizes, name=name, precision="amp-bf16")
     program = found.program
     program.source |= {
         "ultralytics": installed_version("ultralytics"),
@@ -97,7 +97,7 @@ def factory(name: str) -> Callable[..., Any]:
 
     model = DetectionModel(f"{name}.yaml", verbose=False)
     model.args, strides = get_cfg(), model.stride.clone()
-    model = model.to("meta")
+    model = model.to("meta", memory_format=torch.channels_last)  # as the trainer of a GPU has it
     model.stride = model.model[-1].stride = strides  # the host reads them back
 
     def made(batch: int, height: int, width: int, objects: int) -> Any:

@@ -157,8 +157,7 @@ class _Playing:
 
     def __init__(self, program: Program, job: PictureJob, schedule: PhaseMarker) -> None:
         self._job, self._rows, self._schedule = job, program.built, schedule
-        own = TYPES[PRECISIONS[job.precision]]
-        self._values = Values(job.sizes, own, None)
+        self._values = Values(job.sizes, TYPES[PRECISIONS[job.precision]], None)
         self._held: dict[int, Storage] = {}
 
     def run(self) -> dict[int, Storage]:

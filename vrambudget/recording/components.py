@@ -42,7 +42,7 @@ from vrambudget.traced.live import Live
 from vrambudget.traced.mode import Following
 from vrambudget.training.inputs import on_device
 
-_PLATFORM = platform_of(None, "2.11")
+PLATFORM = platform_of(None, "2.11")
 Sizes = Mapping[str, int]
 
 
@@ -81,7 +81,7 @@ class Recorder:
         kernels.unchecked.clear()
         options = ModelOptions(dtype=TYPES[weights])
         listens = listening(listener) if listener else nullcontext()
-        with listens, on_tape(_PLATFORM, options) as tape:
+        with listens, on_tape(PLATFORM, options) as tape:
             mode = Following()
             allocated(caller, mode)
             model = Live(caller, mode, component.known(), lambda _outputs, _inputs: None)
@@ -162,7 +162,7 @@ class Recorder:
         part.enable_gradient_checkpointing(noted)
         caller = Caller(part, component)
         caller.train()
-        with on_tape(_PLATFORM):
+        with on_tape(PLATFORM):
             mode = Following()
             allocated(caller, mode)
             model = Live(caller, mode, {}, lambda *_: None)
@@ -178,7 +178,7 @@ class Recorder:
         """Raise UnequalError where a program does not do at sizes of no probe what is traced."""
         expected = peaks_of(self.traced(component, precision))
         weights, _ = PRECISIONS[precision]
-        with on_tape(_PLATFORM, ModelOptions(dtype=TYPES[weights])) as tape:
+        with on_tape(PLATFORM, ModelOptions(dtype=TYPES[weights])) as tape:
             model = PlayedComponent(program, sizes)
             model.numbers = component.signature.sizes
             for name, p in model.weights.items():

@@ -49,24 +49,25 @@ def factory_named(named: str) -> Factory:
     return found
 
 
-def record_factory(factory: Factory, sizes: Mapping[str, int], *, name: str) -> Recorded:
-    """Return the program of what a factory makes; `sizes` are the usual ones, all of them free.
+def record_factory(
+    factory: Factory, sizes: Mapping[str, int], *, name: str, **fields: Any
+) -> Recorded:
+    """Return the program of what a factory makes; `sizes` are the usual ones, `fields` of its job.
 
     Raises UnfitError where its code is not one program at all sizes.
     """
     cases = [dict(sizes)]
     cases += [{**sizes, key: _further(sizes[key], 1)} for key in sizes]
-    cases += [{k: _further(v, n) for k, v in sizes.items()} for n in (2, 3)]
-    first = job_of(factory, cases[0])[1].precision
-    probes = [Probe(case, first, recording(factory, case)) for case in cases]
-    if first in {"fp32", "bf16"}:
+    further = [{k: _further(v, n) for k, v in sizes.items()} for n in (2, 3, 4, 5)]
+    cases += further[:2]
+    first = job_of(factory, cases[0], **fields)[1].precision
+    probes = [Probe(case, first, recording(factory, case, **fields)) for case in cases]
+    if first in {"fp32", "bf16"} and not fields:
         others = [name for name in ("fp32", "bf16", "amp-bf16") if name != first]
         probes += [Probe(cases[0], p, recording(factory, cases[0], precision=p)) for p in others]
     source = {"model_type": name, "torch": installed_version("torch"), "sizes": dict(sizes)}
     program = program_of(probes, Model(source={**source, "inputs": "own"}))
-    checked = sum(
-        _equal(factory, program, {k: _further(v, n) for k, v in sizes.items()}) for n in (4, 5)
-    )
+    checked = sum(_equal(factory, program, case, **fields) for case in further[2:])
     return Recorded(program, list(sizes), [], checked)
 
 
@@ -102,8 +103,8 @@ def recording(factory: Factory, sizes: Mapping[str, int], **fields: Any) -> List
     return listener
 
 
-def _equal(factory: Factory, program: Program, sizes: Mapping[str, int]) -> bool:
-    config, job = job_of(factory, sizes)
+def _equal(factory: Factory, program: Program, sizes: Mapping[str, int], **fields: Any) -> bool:
+    config, job = job_of(factory, sizes, **fields)
     expected = peaks(config, job)
     own = {**program.source, "sizes": dict(sizes)}
     at = dataclasses.replace(program, source=own)

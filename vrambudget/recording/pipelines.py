@@ -22,12 +22,12 @@ from vrambudget.eager.step import stepped
 from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError
 from vrambudget.program.form import Program, Row
+from vrambudget.recording.components import PLATFORM
 from vrambudget.recording.diffusers import on_the_gpu, pipeline
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.merging import Merger
 from vrambudget.recording.programs import PRECISIONS
 from vrambudget.recording.signatures import Component, signature_of
-from vrambudget.scenario import platform_of
 from vrambudget.traced.live import tensors_in
 from vrambudget.traced.tensor import dtype_of
 
@@ -63,8 +63,7 @@ def schedule_of(card: dict[str, Any], sizes: Sizes, precision: str) -> Schedule:
         heard.since(len(context.tape.events))
         return made
 
-    platform = platform_of(None, "2.11")
-    stepped(generate, [*parts.values()], steps=1, platform=platform, prepare=prepare)
+    stepped(generate, [*parts.values()], steps=1, platform=PLATFORM, prepare=prepare)
     return Schedule(heard.rows, heard.components, [*parts])
 
 
