@@ -200,6 +200,7 @@ OF_OTHERS = {
     *("--host", "--uds", "--max_model_len", "--enable-prefix-caching"),
     "--disable-cuda-graph",
     *("--override-tensor", "--fit", "--mmproj", "--tensor-type", "--no-op-offload"),  # llama.cpp's
+    *("--jinja", "--hf-repo"),
     *("--model-path", "--pp-size", "--skip-server-warmup", "--tokenizer-path", "--tp-size"),
     *("--mem-fraction-static", "--context-length", "--chunked-prefill-size", "--tp"),  # SGLang's
 }
