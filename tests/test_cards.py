@@ -161,6 +161,7 @@ def test_a_card_that_is_not_there_names_the_nearest():
         ("bert-bse-uncased", "'bert-base-uncased'"),
         ("granite-3.9-8b", "'granite-3.3-8b'"),
         ("gpt-ossified-20b", None),
+        ("clip-vit-base-patch32", None),
         ("llama-9-scout", None),
         ("gpt3", None),
     ],
@@ -208,10 +209,20 @@ def test_the_parts_of_every_card_come_in_the_same_order():
         ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
         ("granite-3.3-8b-instruct", "granite-3.3-8b"),
         ("Qwen3_Embedding_0.6B", "qwen3-embedding-0.6b"),
+        ("deit-base", "deit-base-patch16-224"),
+        ("bigscience/bloomz-7b1", "bloom-7b1"),
+        ("EleutherAI/gpt-neo-1.3B", "gpt-neo-1.3b"),
     ],
 )
 def test_a_name_in_another_spelling_finds_its_card(name, card):
     assert find_model(name).name == card
+
+
+def test_a_name_of_timm_and_of_transformers_is_told_both():
+    with pytest.raises(VramBudgetError, match="there is no model 'swin-base'") as caught:
+        find_model("swin-base")
+    both = "there are swin-base-patch4-window7-224, swin_base_patch4_window7_224;"
+    assert caught.value.hint.startswith(both)
 
 
 def test_a_name_of_several_sizes_is_told_which_there_are():

@@ -58,6 +58,9 @@ QUESTIONS = {
     "plan qwen3-8b --gpu 12GB --block 512 --goal qlora --loop sft --batch 1": TRAINS.format(
         "qwen3-8b", RTX_3060
     ),
+    "plan llama-3.1-8b --gpu 12GB --block 2048 --goal lora --batch 1 --most 2": TRAINS.format(
+        "llama-3.1-8b", RTX_3060
+    ),
     "plan llama-3.1-8b --gpu 24GB --block 512 --goal lora --batch 1": TRAINS.format(
         "llama-3.1-8b", RTX_4090
     ),

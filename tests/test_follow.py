@@ -175,6 +175,18 @@ def test_what_transformers_rejects_is_an_error_that_says_why(tmp_path, capsys):
     assert "n_head" in error
 
 
+@pytest.mark.parametrize(
+    ("model_type", "door"),
+    [("clip", "--task image-cls; or `vrambudget rehearse"), ("hubert", "`vrambudget rehearse")],
+)
+def test_a_model_of_another_task_names_that_task_and_not_every_class(model_type, door):
+    pytest.importorskip("transformers")
+    with pytest.raises(NotModelledError) as caught:
+        estimate({"model_type": model_type}, block=8)
+    assert caught.value.message == f"transformers has no {model_type} for causal-lm"
+    assert door in caught.value.hint
+
+
 def test_without_torch_the_error_has_the_commands_that_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text(json.dumps(BLOOM))
     monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("torch_that_is_not_here",))

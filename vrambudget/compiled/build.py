@@ -48,12 +48,12 @@ def _from_transformers(keys: Mapping[str, Any], job: Job) -> Any:
     transformers.logging.set_verbosity_error()
     assert job.task is not None  # noqa: S101 - resolved by the caller
     make = getattr(transformers, AUTO_CLASSES[job.task]).from_config
-    dtype = TORCH_DTYPE[context.options.dtype]
+    dtype, own = TORCH_DTYPE[context.options.dtype], configuration(keys, job)
     try:
         with torch.device(GPU):
-            module = built(make, configuration(keys, job), attention=job.attention, dtype=dtype)
+            module = built(make, own, attention=job.attention, dtype=dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise unbuilt(str(keys["model_type"]), job.task, error) from error
+        raise unbuilt(own, job.task, error) from error
     module.config.use_cache = job.use_cache
     if job.checkpointing == "full":
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

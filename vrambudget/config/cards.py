@@ -32,8 +32,8 @@ from vrambudget.files import read_file
 
 _PACKAGE = Path(__file__).parents[1]
 _TUNED = re.compile("(instruct|chat|it|hf|base)$")
-_SIZE = r"((\.|(?<!\d))(\d+x)?\d[\d.]*[bmk]|a\d[\d.]*b)"
-"""What a name may leave out: "12b", "8x7b"; of a mixture what is active, "a3b"."""
+_SIZE = r"((\.|(?<!\d))(\d+x)?\d[\d.]*[bmk]|a\d[\d.]*b|patch\d.*)"
+"""What a name may leave out: "12b", "8x7b"; of a mixture what is active, "a3b"; "patch16-224"."""
 _MOST_BYTES = 2**20
 _SHOWN = 6  # names in a hint
 _FAMILY = re.compile(r"^([^\d]*)(?:(\d+)(?![\d.]*[bmkx]))?")
@@ -105,9 +105,10 @@ def card_name(name: str) -> str | None:
         )
         if plain and versions:
             return names[versions[0]]
-        sizes = [known for known in names if re.fullmatch(re.escape(plain) + _SIZE, known)]
+        size = re.compile(re.escape(plain) + _SIZE)
+        sizes = [known for known in card_names() if size.fullmatch(plain_name(known))]
         if plain and len(sizes) == 1:
-            return names[sizes[0]]
+            return sizes[0]
     return None
 
 
@@ -135,13 +136,15 @@ def near_names(name: str) -> str | None:
 def _are_kin(name: str, other: str) -> bool:
     """Return whether two names may be of one family: a slip apart, and of one version.
 
-    "gpt-oss-20b" is no gpt-neox, "albert-base" no bert, "llama-4-scout" no llama-3.
+    "gpt-oss-20b" is no gpt-neox, "clip-vit" no vit, "llama-4-scout" no llama-3.
     """
     from difflib import SequenceMatcher  # noqa: PLC0415 - mistakes alone need it
 
     (ours, version), (theirs, its_version) = (_FAMILY.findall(word)[0] for word in (name, other))
-    alike = SequenceMatcher(None, ours, theirs).ratio() > _ALIKE or sorted(ours) == sorted(theirs)
-    return alike and (not version or not its_version or version == its_version)
+    pairs = ((ours, theirs), (ours.split("-")[0], theirs.split("-")[0]))
+    near = all(SequenceMatcher(None, *pair).ratio() > _ALIKE for pair in pairs)
+    slip = near or sorted(ours) == sorted(theirs)
+    return slip and (not version or not its_version or version == its_version)
 
 
 def plain_name(name: str) -> str:

@@ -198,7 +198,9 @@ def _eager(
     if wish.gpus is None:
         others = tuple(alternatives(scenario, wish, progress, alone=True))
         if not others and wish.goal == "lora":
-            others = _best_alone(scenario, replace(wish, goal="qlora"), progress)
+            in_4bit = replace(wish, goal="qlora")
+            others = _best_alone(scenario, in_4bit, progress)
+            others = others or tuple(alternatives(scenario, in_4bit, progress, alone=True))
     if others and wish.goal == "any":
         return 0, [], others, None
     planner = Planner(scenario, wish, progress)

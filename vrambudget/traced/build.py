@@ -14,7 +14,13 @@ import torch
 import transformers
 from transformers.models.auto import configuration_auto
 
-from vrambudget.auto_classes import built, class_for, image_shape_of, sound_shape_of
+from vrambudget.auto_classes import (
+    AUTO_CLASSES,
+    built,
+    class_for,
+    image_shape_of,
+    sound_shape_of,
+)
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import DROPOUT_FIELDS
@@ -75,7 +81,7 @@ def live_model(config: TracedConfig, task: Task) -> Live:
             with torch.device(GPU):
                 module = built(make, own, attention=job.attention, dtype=dtype)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise unbuilt(config.model_type, task, error) from error
+            raise unbuilt(own, task, error) from error
     module.config.use_cache = job.use_cache
     if job.checkpointing == "full":
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -84,12 +90,20 @@ def live_model(config: TracedConfig, task: Task) -> Live:
     return Live(module, mode, values_of(job, inputs_for(config, job)), loss)
 
 
-def unbuilt(model_type: str, task: Task, error: Exception) -> NotModelledError:
-    """Return the error for a model that transformers does not build."""
+def unbuilt(own: Any, task: Task, error: Exception) -> NotModelledError:
+    """Return the error for a configuration that transformers makes no model of for a task."""
+    has = [f"--task {task}" for task in AUTO_CLASSES if _makes(own, task) and task != "embed"]
+    script = "`vrambudget rehearse --gpu GPU -- python train.py` runs a script that trains it"
     return NotModelledError(
-        f"transformers builds no {model_type} for {task}: {_said(error)}",
-        hint="another --task may be what it is for",
+        f"transformers has no {own.model_type} for {task}: {_said(error)}"
+        if _makes(own, task)
+        else f"transformers has no {own.model_type} for {task}",
+        hint=f"it has one for {' and '.join(has)}; or {script}" if has else script,
     )
+
+
+def _makes(own: Any, task: str) -> bool:
+    return type(own) in class_for(transformers, task, own)._model_mapping  # noqa: SLF001 - its own
 
 
 def _said(error: Exception) -> str:

@@ -112,7 +112,7 @@ def traced_config(found: FoundModel, error: NotModelledError) -> TracedConfig:
     if not isinstance(model_type, str):
         raise error
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
-        error.hint = " ".join(_ways(found, error.hint))
+        error.hint = _ways(found, error.hint or "")
         raise error
     from vrambudget.traced.build import knows  # noqa: PLC0415 - it imports transformers
 
@@ -121,14 +121,13 @@ def traced_config(found: FoundModel, error: NotModelledError) -> TracedConfig:
     return TracedConfig.model_construct(model_type=model_type, keys=dict(found.values))
 
 
-def _ways(found: FoundModel, hint: str | None) -> Iterator[str]:
-    """Yield what helps: the commands that work, then what is modelled."""
-    name = found.name if "/" in found.name else found.where
-    name = name if "/" in name else "path/to/config.json"
-    yield (
-        "its own code is traced if torch and transformers are installed:"
-        " pip install 'vrambudget[torch]';"
+def _ways(found: FoundModel, hint: str) -> str:
+    """Return the commands that answer for a model that only its own code describes."""
+    near = "" if found.card else hint.partition("modelled are")[0]  # a slip in model_type
+    name = found.name if found.card or "/" in found.name else found.where
+    name = name if found.card or "/" in name else "path/to/config.json"
+    return (
+        f"{near}its own code is traced if torch and transformers are installed:"
+        " pip install 'vrambudget[torch]'; or"
+        f" `vrambudget rehearse --gpu GPU {name}` runs it on a virtual GPU"
     )
-    yield f"or `vrambudget rehearse --gpu GPU {name}` runs it on a virtual GPU;"
-    if hint:
-        yield hint
