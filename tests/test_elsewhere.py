@@ -1,8 +1,10 @@
-"""Where POSIX ends: every module of the plain install is imported as Windows would."""
+"""Where POSIX and the extras end: modules are imported as Windows would, plans need no NumPy."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import vrambudget
 
@@ -41,5 +43,22 @@ def test_every_module_is_imported_without_what_only_posix_has():
     ]
     ended = subprocess.run(
         [sys.executable, "-c", CODE, *modules], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+PLAIN = """
+import sys
+from vrambudget.cli import main
+sys.modules["torch"] = sys.modules["numpy"] = None
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("gpu", ["12GB", "2xt4 --goal full"])
+def test_a_plain_install_plans(gpu):
+    words = f"plan gpt2 --block 64 --batch 2 --gpu {gpu}".split()
+    ended = subprocess.run(
+        [sys.executable, "-c", PLAIN, *words], capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -36,7 +36,6 @@ from vrambudget.planning.layouts import (
 from vrambudget.planning.lower_bound import count_parameters, least_bytes
 from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES
 from vrambudget.planning.search import Try, largest_by, largest_that_fits
-from vrambudget.planning.shared_tape import recordings
 from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import Recording, simulate
@@ -258,6 +257,10 @@ class Planner:
         if is_alone or job.shortest is not None:
             return simulate(here.config, job, here.platform)
         if job not in self.made:
+            try:
+                from vrambudget.planning.shared_tape import recordings  # noqa: PLC0415 - slow
+            except ImportError:  # it needs NumPy, which one GPU's plan and a plain install do not
+                return simulate(here.config, job, here.platform)
             near = 2 + job.batch // 4
             batches = range(max(2, job.batch - near), job.batch + near + 1)
             made = recordings(here, batches)

@@ -92,18 +92,15 @@ def live_model(config: TracedConfig, task: Task) -> Live:
 
 def unbuilt(own: Any, task: Task, error: Exception) -> NotModelledError:
     """Return the error for a configuration that transformers makes no model of for a task."""
-    has = [f"--task {task}" for task in AUTO_CLASSES if _makes(own, task) and task != "embed"]
+    makers = {name: class_for(transformers, name, own) for name in AUTO_CLASSES}
+    tasks = [name for name, maker in makers.items() if type(own) in maker._model_mapping]  # noqa: SLF001
+    why = f": {_said(error)}" if task in tasks else ""  # else a list of all that it could make
+    others = " and ".join(f"--task {name}" for name in tasks if name not in {task, "embed"})
     script = "`vrambudget rehearse --gpu GPU -- python train.py` runs a script that trains it"
     return NotModelledError(
-        f"transformers has no {own.model_type} for {task}: {_said(error)}"
-        if _makes(own, task)
-        else f"transformers has no {own.model_type} for {task}",
-        hint=f"it has one for {' and '.join(has)}; or {script}" if has else script,
+        f"transformers has no {own.model_type} for {task}{why}",
+        hint=f"it has one for {others}; or {script}" if others else script,
     )
-
-
-def _makes(own: Any, task: str) -> bool:
-    return type(own) in class_for(transformers, task, own)._model_mapping  # noqa: SLF001 - its own
 
 
 def _said(error: Exception) -> str:
