@@ -104,7 +104,7 @@ class Values:
             return False
         if tensor.is_floating_point():
             is_gradient = self.torch._C._current_graph_task_id() != -1  # added in place if not held
-            if tensor.numel() > (_FEW if is_gradient else FLOATS):
+            if is_gradient or tensor.numel() > FLOATS:
                 return False
         return self.storages.nbytes(tensor) <= self.limit
 
