@@ -146,6 +146,7 @@ def on_card(op, args, kwargs):
 
 
 def counted_side(log):
+    from vrambudget.eager import numbers
     from vrambudget.eager.running import inside, on_the_gpu
     from vrambudget.engine.context import Platform, recording
     from vrambudget.tape.events import Purpose
@@ -155,6 +156,7 @@ def counted_side(log):
 
     def side(op, args, kwargs):
         kernels.unchecked.clear()
+        numbers.assumed.clear()
         with recording(Platform(torch=version)) as tape, on_the_gpu() as mode:
             args, kwargs = mapped((args, kwargs), lambda x: mode.lay(x, Purpose.INPUTS))
             places = []
@@ -173,7 +175,7 @@ def counted_side(log):
         row = []
         for start, stop in pairwise(places):
             row += [max(sums[start : stop + 1]) - base, sums[stop] - base]
-        return [*row, sorted(kernels.unchecked)]
+        return [*row, sorted({*kernels.unchecked, *numbers.assumed})]
 
     return side
 

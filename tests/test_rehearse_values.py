@@ -310,11 +310,14 @@ print([name for name in MADE_OF_OTHERS if not described(name).passes])
 
 @pytest.mark.parametrize("rows", [2, 4])
 def test_gradients_are_not_followed_so_that_they_are_added_in_place(rows):
-    out = follow(f"rows = {rows}" + """
+    out = follow(
+        f"""
+rows = {rows}
 x = torch.ones(rows, 8, device="meta", requires_grad=True)
 y = x * 2
 y.register_hook(lambda g: print(known(g)))
 dx, = torch.autograd.grad(y[1:] - y[:-1], x, filled(rows - 1, 8))
 print(known(filled(rows - 1, 8)) is None, known(dx))
-""")
+"""
+    )
     assert out == "None\nFalse None\n"

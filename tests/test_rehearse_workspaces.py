@@ -39,6 +39,7 @@ for x in (
     yield from (both.indices(), both.values(), x.t().coalesce().values(), torch.spmm(x, y))
     yield torch.autograd.grad(torch.sparse.mm(x, y).sum(), y)[0]
     say.append(both.indices().tolist())
+yield torch.segment_reduce(y, "sum", lengths=torch.tensor([1, 3]).to(device))
 csr = torch.eye(4).to_sparse_csr().to(device)
 yield from (csr @ y, torch.sparse.sampled_addmm(csr, y, y.t()).values())
 table = torch.randn(7, 3, device=device, requires_grad=True)

@@ -221,7 +221,7 @@ def _several_kernels(mode: EagerMode, run: Any, *args: Any) -> Any:
 @on(_aten.multinomial)
 def _multinomial(
     mode: EagerMode,
-    run: Any,
+    _run: Any,
     x: Any,
     draws: int,
     replacement: bool = False,  # noqa: FBT001, FBT002 - the schema of aten
@@ -231,21 +231,22 @@ def _multinomial(
 
     Source: native/Distributions.cpp (multinomial_out).
     """
-    if replacement and draws > 1:
-        kernels.unchecked.add("multinomial")
-        return run()
     with mode:
         result = x.new_empty((*x.shape[:-1], draws), dtype=torch.int64)
+        if replacement and draws > 1:  # cuda/MultinomialKernel.cu
+            rows, normalised = torch.empty_like(x), torch.empty_like(x)
+            normalised.cumsum(-1)
+            del rows, normalised
+            return result
         valid = (x.max() < float("inf")) & (x.min() >= 0)
-        del valid
-        missing = (x.sum(-1) == 0).sum() if x.dim() > 1 else x.sum() == 0
-        del missing
+        missing = (x.sum(-1) == 0).any() if x.dim() > 1 else x.sum() == 0
         noisy = torch.empty_like(x)
         if draws == 1:
             orders.RULES["argmax"]((noisy, -1), result)
         else:
             values = x.new_empty(result.shape)
             del values
+    del valid, missing, noisy
     return result
 
 

@@ -25,7 +25,7 @@ from vrambudget.eager.value_sizes import without_masks
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
-from vrambudget.tape.events import Purpose
+from vrambudget.tape.events import Purpose, Storage
 from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
 from vrambudget.traced.known import Known, worked_out
@@ -40,6 +40,7 @@ _IN_PLACE = {
     "Clamp": {"logical_and", "logical_or"},
     "MaxBackward1": {"logical_and"},
     "MinBackward1": {"logical_and"},
+    "MaskedSelectBackward": {"masked_scatter"},
 }
 """By nodes of autograd's: operations that write into what the node just made."""
 _UNSURE = {"prod", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
@@ -93,6 +94,12 @@ class EagerMode(GpuMode):
             context.operation = self.operation = packet.__name__
             return rule(self, run, *args, **kwargs)
         name = packet.__name__
+        if name == "masked_scatter" and self._lies_in(name, args) is not None:
+            with self:
+                return args[0].masked_scatter_(*args[1:])
+        if name == "index_put" and _has_mask(args[1]) and self._lies_in(name, args) is None:
+            with self:  # masks are looked through after the copy
+                return args[0].clone().index_put_(*args[1:])
         if name in _INDEXING and (name == "index" or args[2].numel() > 1):
             indices = without_masks(self, args[1])
             args = (args[0], indices, *args[2:])
@@ -111,20 +118,25 @@ class EagerMode(GpuMode):
 
     def _written(self, func: Any, name: str, args: Any, run: Any) -> Any:
         """Run an operation; its result lies in its first argument where a formula writes there."""
-        node, first = self.running.node, self.running.first
-        if node == "MaskedFillBackward1" and name == "where":  # it picks by the mask
+        if self.running.node == "MaskedFillBackward1" and name == "where":  # it picks by the mask
             kernels.unchecked.add("masked_fill by a tensor")
-        own = any(node.startswith(kind) and name in names for kind, names in _IN_PLACE.items())
-        writes = node and (name in WRITES_INTO_ZEROS or own) and is_on_gpu(args[0])
-        into = self.storage_of(args[0]) if writes else None
-        made_by = "" if into is None else into.tape.operations[into.index]
-        if into is None or into.index < first or made_by in _KEPT:
+        into = self._lies_in(name, args)
+        if into is None:
             return run()
         with self._quiet():
             result = run()
             self._need(func, name, args, result)
         self._bind(result.untyped_storage(), into)
         return result
+
+    def _lies_in(self, name: str, args: Any) -> Storage | None:
+        """Return the storage of its first argument where a formula of autograd's writes there."""
+        node, first = self.running.node, self.running.first
+        own = any(node.startswith(kind) and name in names for kind, names in _IN_PLACE.items())
+        writes = node and (name in WRITES_INTO_ZEROS or own) and is_on_gpu(args[0])
+        into = self.storage_of(args[0]) if writes else None
+        made_by = "" if into is None else into.tape.operations[into.index]
+        return None if into is None or into.index < first or made_by in _KEPT else into
 
     def _convert(self, x: Any, dtype: torch.dtype) -> None:
         """Make what is copied to the host in its type, and without gaps.
@@ -164,7 +176,11 @@ class EagerMode(GpuMode):
         """Return the largest number of a tensor of integers, as far as it is known."""
         if not self.knows(x):
             numbers.note([own_line(stack())])
-        return int((note_of(x).ordinary() if is_on_gpu(x) else x).max())
+        return int(self.known(x).max())
+
+    def known(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what a tensor is known, or taken, to hold."""
+        return note_of(x).ordinary() if is_on_gpu(x) else x
 
     def _number(self, x: FakeTensor) -> Any:
         """Return the number that C++ reads back."""
@@ -172,6 +188,10 @@ class EagerMode(GpuMode):
         if note.known is None:
             numbers.note([own_line(stack())])
         return note.ordinary().item()
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(x is not None and x.dtype in {torch.bool, torch.uint8} for x in indices)
 
 
 _KEPT = {"xlogy", "special_xlog1py", "neg"}  # results that no formula writes into

@@ -140,8 +140,8 @@ class Standing(TorchFunctionMode):
         value = known.brought_to_host(func, (args, kwargs), self)
         if value is not None:
             return value
-        if func.__name__ == "ctc_loss" and _is_of_host(given[0][3]):  # C++ would have them by now
-            lengths = [x.tolist() for x in given[0][2:4]]
+        if func.__name__ == "ctc_loss":
+            lengths = self._read(given[0][2:4])
             given = (*given[0][:2], *lengths, *given[0][4:]), given[1]
         if func in (torch.tensor, torch.as_tensor) and isinstance(given[0][0], list | tuple):
             given = (_numbers(given[0][0]), *given[0][1:]), given[1]
@@ -150,6 +150,12 @@ class Standing(TorchFunctionMode):
             of = {number for x in found for number in (id(x), *getattr(x, "_made_of", ()))}
             vars(result)["_made_of"] = of & self.reached  # what a host's tensor was made of
         return self._handed(func, result, (args, kwargs), list(filter(is_on_gpu, found)))
+
+    def _read(self, lengths: Any) -> Any:
+        """Return CTC's lengths as lists, which C++ reads back but of a subclass of Tensor."""
+        if all(_is_of_host(x) or (is_on_gpu(x) and self.gpu.knows(x)) for x in lengths):
+            return [self.gpu.known(x).tolist() for x in lengths]
+        return lengths
 
     def taken(self, value: Any, found: list[Any]) -> Any:
         """Return arguments with fake tensors in the place of live ones; `found` has all tensors."""

@@ -80,7 +80,7 @@ def without_masks(mode: EagerMode, indices: Any) -> list[Any]:
 def _masked_select(mode: EagerMode, _run: Any, x: Any, mask: Any) -> Any:
     """Pick by a mask as an index does (cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
     with mode:
-        shape = torch.broadcast_shapes(x.shape, mask.shape)
+        shape = torch.broadcast_shapes(x.shape, mask.shape, (1,))
         return x.expand(shape)[mask if mask.shape == shape else mask.expand(shape)]
 
 

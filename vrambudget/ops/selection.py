@@ -27,6 +27,7 @@ def places(shape: Shape, count: int) -> Tensor:
     found = empty_bytes(_COUNT_BYTES)
     empty_bytes(reduce_bytes(numel(shape)))  # freed at once: nobody holds it
     indices = empty((len(shape), count), int64)
-    empty_bytes(select_bytes(numel(shape)))
+    if shape:
+        empty_bytes(select_bytes(numel(shape)))
     del found
     return indices

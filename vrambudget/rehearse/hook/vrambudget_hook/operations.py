@@ -62,6 +62,7 @@ _EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "ate
 _WHOLLY = ("aten::copy_", "aten::fill_", "aten::zero_")
 _ALONE = ("all", "any", "clone", "cumsum", "mean", "sum")
 _ANSWERS = ("aten::_local_scalar_dense", "aten::equal")
+_READS_WITHIN = ("aten::segment_reduce",)  # its kernel checks lengths: cuda/SegmentReduce.cu
 _ALIKE = ("c10d::broadcast_",)  # each rank does as the first: what it gets is what it has
 _NUMBERS = (int, float, bool, complex)
 
@@ -82,7 +83,8 @@ class Operation:
         name = self.name = schema.name
         arguments = list(enumerate(schema.arguments))
         self.tensors = [i for i, a in arguments if str(a.type) in ("Tensor", "Optional[Tensor]")]
-        self.has_scalar = any("number" in str(a.type) for _, a in arguments)
+        has_scalar = any("number" in str(a.type) for _, a in arguments)
+        self.has_scalar = has_scalar and name not in _READS_WITHIN
         outs = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
         self.written = [(i, a.name) for i, a in outs]
         self.fills = name in _WHOLLY or any(a.kwarg_only for _, a in outs)
@@ -145,11 +147,17 @@ def _different(args: Any, value: Any) -> Any:
     return args[0].sum() if of_booleans else value[0].shape[0]
 
 
+def _runs(args: Any, value: Any) -> Any:
+    """Return how many runs there are, along a dimension if the fourth argument names one."""
+    dims = [dim for dim in args[3:] if dim is not None]
+    return value[0].shape[dims[0] if dims else 0]
+
+
 # What their CUDA kernels read back: Nonzero.cu, UniqueCub.cu, Unique.cu.
 _SIZES: dict[str, Callable[[Any, Any], Any]] = {
     "aten::nonzero": _rows,
     "aten::_unique": _different,
     "aten::_unique2": _different,
-    "aten::unique_consecutive": lambda _, value: value[0].shape[0],
+    "aten::unique_consecutive": _runs,
     "aten::unique_dim": lambda args, value: value[0].shape[args[1]],
 }
