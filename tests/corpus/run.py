@@ -133,10 +133,10 @@ def table():
 
 
 def _counted(result):
-    """Return "1 optimizer step", "3 turns of 2 optimizers", "3 backward passes"."""
+    """Return "1 optimizer step", "3 steps of 2 optimizers", "3 backward passes"."""
     steps, unit = result["steps"], result["unit"]
     if steps != 1:
-        unit = re.sub("step|turn|pass", lambda word: word[0] + "es"[word[0] != "pass" :], unit)
+        unit = re.sub("step|pass", lambda word: word[0] + "es"[word[0] != "pass" :], unit)
     return f"{steps} {unit}"
 
 
