@@ -9,6 +9,7 @@ import sys
 import torch
 from step_cases import language_model, rehearsed, tokens
 from torch import nn
+from torch.ao import quantization
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import (
@@ -16,6 +17,7 @@ from torch.nn.functional import (
     cross_entropy,
     ctc_loss,
     leaky_relu,
+    linear,
     scaled_dot_product_attention,
 )
 from torch.utils import checkpoint as checkpoints
@@ -437,6 +439,32 @@ def overlap(device):
     return training(torch.optim.AdamW(model.parameters()), loss_of), ({"x": x, "labels": labels},)
 
 
+class Rounded(nn.Module):
+    """A layer whose weight and result are rounded to eight bits, by channel and as a whole."""
+
+    def __init__(self, columns, rows, *, fused):
+        super().__init__()
+        make = quantization.FusedMovingAvgObsFakeQuantize if fused else quantization.FakeQuantize
+        of_rows = {"dtype": torch.qint8, "qscheme": torch.per_channel_symmetric, "ch_axis": 0}
+        by_channel = quantization.MovingAveragePerChannelMinMaxObserver
+        self.layer = nn.Linear(columns, rows)
+        self.weight = make(by_channel, -128, 127, **of_rows)
+        self.result = make(quantization.MovingAverageMinMaxObserver, 0, 255)
+
+    def forward(self, x):
+        y = linear(x, self.weight(self.layer.weight), self.layer.bias)
+        return self.result(y.relu())
+
+
+def rounded(device):
+    """Training for eight bits: what is rounded keeps a mask for backward."""
+    layers = Rounded(256, 512, fused=False), Rounded(512, 384, fused=True), nn.Linear(384, 10)
+    model = nn.Sequential(*layers).to(device)
+    x = torch.ones(700, 256, device=device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return training(optimizer, lambda x: model(x).square().mean()), (x,)
+
+
 def clipped(device):
     """Gradients of each row, clipped before they are added up."""
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
@@ -481,7 +509,7 @@ CASES = {
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
         *(attention, recast, picked, averaged, bags, tangents, ensemble),
-        *(masked, experts, spoken, overlap, clipped, moved),
+        *(masked, experts, spoken, overlap, clipped, moved, rounded),
     )
 }
 

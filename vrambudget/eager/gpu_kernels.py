@@ -218,6 +218,29 @@ def _several_kernels(mode: EagerMode, run: Any, *args: Any) -> Any:
         return steps()
 
 
+@on(
+    _aten.fake_quantize_per_tensor_affine_cachemask,
+    _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
+    _aten.fake_quantize_per_channel_affine_cachemask,
+)
+def _rounded(mode: EagerMode, _run: Any, x: Any, *_: Any) -> Any:
+    """Make what is rounded, and whether each lay in range (FakeQuantPerTensorAffine.cpp)."""
+    with mode:
+        return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+@on(_aten._fused_moving_avg_obs_fq_helper)
+def _observed(mode: EagerMode, run: Any, x: Any, *args: Any) -> Any:
+    """Look for the bounds, of each row by a channel, then round (cuda/FusedObsFakeQuant.cu)."""
+    _, _, *kept, _, _, _, axis, by_row, _ = (*args, False, False)[:12]
+    with mode:
+        for known in kept if by_row else ():
+            known.resize_(x.shape[axis])
+        bounds = torch.empty_like(kept[0]), torch.empty_like(kept[0])
+        del bounds
+        return _rounded(mode, run, x.contiguous())
+
+
 @on(_aten.multinomial)
 def _multinomial(
     mode: EagerMode,

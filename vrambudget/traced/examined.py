@@ -31,7 +31,7 @@ _NAMES = """
     reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
     reflection_pad3d reflection_pad3d_backward repeat replication_pad1d replication_pad1d_backward
     replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward roll
-    rot90 rsub scalar_tensor scatter scatter_add searchsorted select_backward select_scatter
+    resize rot90 rsub scalar_tensor scatter scatter_add searchsorted select_backward select_scatter
     silu_backward slice_backward slice_scatter smooth_l1_loss_backward softplus_backward
     softshrink_backward split_with_sizes_copy squeeze_copy stack t_copy transpose_copy tril triu
     unbind_copy unfold uniform_ unsqueeze_copy upsample_bicubic2d upsample_bicubic2d_backward
