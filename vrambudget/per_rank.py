@@ -1,10 +1,10 @@
 """The ranks of a job: which of them differ, what each takes, and which is the fullest.
 
-    fsdp2    all alike where the shards are even; else the first ranks have most
+    fsdp2    all identical where the shards are even; else the first ranks have most
     zero1    each has the optimizer's states of its own parameters
     deepspeed 1, 2    each copies the gradients of its own parameters, whole
     cp       the first ranks meet others' keys with half their queries, the last ones all queries
-    others   all alike
+    others   all identical
 
 One rank of each kind is simulated.
 """

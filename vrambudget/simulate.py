@@ -128,7 +128,7 @@ def _record(
     *,
     in_full: bool = False,
 ) -> Recording:
-    """Record a job; `in_full`: trace every pass and every layer, however alike they are.
+    """Record a job; `in_full`: trace every pass and every layer, even if they are identical.
 
     Graphs that are kept after backward are as they are.
     """

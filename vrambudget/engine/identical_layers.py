@@ -55,7 +55,7 @@ class Layer(Module):
 
 
 def stack_layers(model: Module) -> None:
-    """Let layers of a model that are alike be replayed from now on."""
+    """Let layers of a model that are identical be replayed from now on."""
     for module in list(model.modules()):
         for value in module.__dict__.values():
             if isinstance(value, list) and len(value) >= _FEWEST:
@@ -65,7 +65,7 @@ def stack_layers(model: Module) -> None:
 
 
 def kinds_of(layers: Sequence[Module]) -> tuple[list[int], list[list[Parameter]]]:
-    """Return which layers are alike, a number for each kind, and each layer's parameters."""
+    """Return which layers are identical, a number for each kind, and each layer's parameters."""
     kinds, every = list[int](), list[list[Parameter]]()
     numbers: dict[tuple[object, ...], int] = {}
     for layer in layers:

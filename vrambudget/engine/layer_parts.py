@@ -7,7 +7,7 @@
                parameters' gradients              left, its input
 
 Events are kept relative to where the layer's own storages begin, so that the parts of two layers
-that are alike are equal.
+that are identical are equal.
 """
 
 from __future__ import annotations

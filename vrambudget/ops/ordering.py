@@ -61,7 +61,7 @@ def sort(x: Tensor) -> tuple[Tensor, Tensor]:
 def count_each(x: Tensor, groups: int) -> Tensor:
     """Return how often each of 0 .. groups-1 occurs in int32 x [S]: torch.histc, [groups].
 
-    Of one group the limits are alike, 0, so minimum and maximum are read back (SummaryOps.cu).
+    Of one group the limits are identical, 0, so minimum and maximum are read back (SummaryOps.cu).
     """
     counts = made("histc", (groups,), x.dtype)
     if groups == 1:

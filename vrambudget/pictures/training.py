@@ -179,7 +179,7 @@ def _run(
     region = None if dtype is float32 else dtype
     outputs: Any = None
     for step in range(_STEPS):
-        for micro in range(min(job.grad_accum, 2)):  # from the second on they are alike
+        for micro in range(min(job.grad_accum, 2)):  # from the second on they are identical
             if encode is not None:
                 if step or micro:
                     context.tape.mark(step, "encode images")

@@ -81,8 +81,8 @@ def advise_on(
         every = [*combinations((change for (change,) in singles), 2)]
         for cost in _COSTS:
             if len(pairs) < _PAIRS:  # else what costs more is not named
-                alike = (changes for changes in every if _cost(changes) is cost)
-                pairs |= trial.helpful(alike, only_enough=True)
+                of_one_cost = (changes for changes in every if _cost(changes) is cost)
+                pairs |= trial.helpful(of_one_cost, only_enough=True)
     enough = sorted(pairs.values(), key=_rank)
     if trial.now.fits is False and not _is_enough((*singles.values(), *enough)):
         enough = [*(trial.recipes() or trial.with_less()), *enough]

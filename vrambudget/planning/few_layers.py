@@ -38,10 +38,10 @@ class FewLayers:
         fields = type(scenario.config).model_fields
         self.depth = next((name for name in _DEPTHS if name in fields), "")
         self.layers: int = getattr(scenario.config, self.depth) if self.depth else 0
-        self.alike = self.layers > 0 and self._are_identical()
+        self.identical = self.layers > 0 and self._are_identical()
 
     def _are_identical(self) -> bool:
-        """Return whether the model has one list of layers, all of them alike."""
+        """Return whether the model has one list of layers, all identical."""
         config, task = self.scenario.config_of_job, self.scenario.job.task
         assert task is not None  # noqa: S101 - resolved
         with recording(self.scenario.platform, ModelOptions()), on_meta():
@@ -59,7 +59,7 @@ class FewLayers:
     def least_bytes(self, job: Job) -> int:
         """Return what `job` takes at least on its rank; 0 where that is not known."""
         layout, stages = job.layout, job.layout.pp * job.stages_per_rank
-        if not self.alike or layout.data not in _BOUNDED or self.layers % stages:
+        if not self.identical or layout.data not in _BOUNDED or self.layers % stages:
             return 0
         few, more = _FEW * stages, (_FEW + 1) * stages
         if self.layers < stages * (_EACH_TRACED if layout.data == "deepspeed3" else _COPIED):

@@ -127,7 +127,7 @@ def plan(
 ) -> Plan:
     """Return the best recipe for `model` on such a GPU and the next ones, or the fewest GPUs.
 
-    `gpu`: one, or several alike, as "4x24GB". `goal`: what is trained: all weights (full), adapters
+    `gpu`: one, or several as "4x24GB". `goal`: what is trained: all weights (full), adapters
     (lora), adapters of 4-bit weights (qlora), or any of them. `per_step`: sequences of one
     optimizer step; without it, and without a batch, recipes have the largest batch that fits.
     `margin`: bytes of one GPU to leave free, or a text as "512MiB"; by default as much as the CUDA

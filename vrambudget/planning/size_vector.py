@@ -48,11 +48,11 @@ class Disagreement(Split):
         count = len(self.mask)
         pieces = list(by_regime(function, args, count))
         first = _form(pieces[0][1])
-        alike = np.zeros(count, np.bool_)
+        agree = np.zeros(count, np.bool_)
         for indices, result in pieces:
-            alike[indices] = _form(result) == first
-        if not alike.all():
-            raise Disagreement(self.points, alike)
+            agree[indices] = _form(result) == first
+        if not agree.all():
+            raise Disagreement(self.points, agree)
         return self._merged(pieces)
 
     def _merged(self, pieces: Sequence[tuple[Indices, Any]]) -> Any:

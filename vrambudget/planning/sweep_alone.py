@@ -28,7 +28,7 @@ class Portion:
 
 
 def portions(number: int, setting: Setting, points: Sequence[tuple[int, int]]) -> Iterator[Portion]:
-    """Yield the points of one setting in portions of points that are alike in size."""
+    """Yield the points of one setting in portions of points of similar size."""
     order = sorted(range(len(points)), key=lambda index: points[index][0] * points[index][1])
     count = min(len(order), cpu_count() * _PORTIONS_PER_CPU)
     for start in range(count):

@@ -4,7 +4,7 @@
     12 x activation of gelu as float32, 8 x 1024 x 3072, in transformer.h.*.mlp
 
 A dimension that is batch times block is written as the product, where rows are many. `held` names
-what is alive at a moment, alike ones once: of the same description, made by the same module of any
+what is alive at a moment, identical ones once: of one description, made by the same module of any
 layer.
 
 Not modelled: which name in the user's code holds a tensor.
@@ -47,7 +47,7 @@ _AT_THE_HEAD = {
 
 @dataclass(frozen=True, slots=True)
 class HeldTensors:
-    """Tensors that are alive at a moment and alike; `bytes` of one of them.
+    """Tensors that are alive at a moment and identical; `bytes` of one of them.
 
     `module`: the path of what made them, "*" for the layers of several; "" if no module did.
     """
@@ -74,16 +74,16 @@ def describe(tape: Tape, storage: int, job: Job) -> str:
 
 def held(tape: Tape, storages: Iterable[int], job: Job) -> list[HeldTensors]:
     """Return what these storages are, the largest first."""
-    alike: dict[tuple[str, int, str], list[int]] = {}
+    kinds: dict[tuple[str, int, str], list[int]] = {}
     for storage in storages:
         kind = describe(tape, storage, job), tape.sizes[storage], any_layer(tape.path_of(storage))
-        alike.setdefault(kind, []).append(storage)
+        kinds.setdefault(kind, []).append(storage)
     return sorted(
         (
             HeldTensors(
                 name, nbytes, len(group), tape.path_of(group[0]) if len(group) == 1 else module
             )
-            for (name, nbytes, module), group in alike.items()
+            for (name, nbytes, module), group in kinds.items()
         ),
         key=lambda one: -one.bytes,
     )

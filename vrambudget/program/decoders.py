@@ -125,7 +125,7 @@ class PlayedDecoderLayer(CheckpointedLayer):
     ) -> None:
         state = Pass(number=number, said=config.said)
         self.played = state, config, parts
-        self.form = id(parts)  # layers of several kinds are not alike
+        self.form = id(parts)  # layers of several kinds are not identical
         for name, allocated in weights:
             path, _, last = name.rpartition(".")
             owner = self._module(path)

@@ -109,7 +109,7 @@ def shortened(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     Raises NotModelledError where some layers are named, which are unlike the others.
     """
     for key in [k for k, n in keys.items() if k.endswith("_layers") and isinstance(n, list)]:
-        raise NotModelledError(f"{key}: a program has its layers alike")
+        raise NotModelledError(f"{key}: layers of a program are identical")
     found = {
         key: 5 + 2 * place
         for place, key in enumerate(DEPTHS)

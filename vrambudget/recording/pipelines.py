@@ -32,7 +32,7 @@ from vrambudget.traced.live import tensors_in
 from vrambudget.traced.tensor import dtype_of
 
 CALLS = ("forward", "encode", "decode")
-STEPS = 2  # of the scheduler: all are alike; a second expert has one of its own
+STEPS = 2  # of the scheduler: all are identical; a second expert has one of its own
 Sizes = dict[str, int]
 
 

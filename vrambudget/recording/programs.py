@@ -299,7 +299,7 @@ def _label_temporaries(events: list[Any], labels: dict[int, str]) -> None:
 
 
 def joined(programs: Iterable[Program]) -> Program:
-    """Return the first program with the others as its variants; those that are alike are one."""
+    """Return the first program with the others as its variants; identical ones are one."""
     kept: list[Program] = []
     for program in programs:
         like = next((p for p in kept if _is_like(p, program)), None)

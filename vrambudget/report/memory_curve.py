@@ -233,12 +233,12 @@ class _Groups:
         self.of = list(self._each())  # by storage
 
     def _each(self) -> Iterator[int]:
-        """Yield the number of each storage's group; what is alike need not be named twice."""
+        """Yield the number of each storage's group; what is identical need not be named twice."""
         tape, known = self.tape, dict[tuple[Any, ...], int]()
         modules = map(list(map(any_layer, tape.paths)).__getitem__, tape.modules)
         # Copies of a layer have its very purpose and content, whose own hashes would take long.
-        alike = map(id, tape.purposes), tape.operations, map(id, tape.contents), tape.sizes
-        for storage, kind in enumerate(zip(*alike, modules, strict=True)):
+        columns = map(id, tape.purposes), tape.operations, map(id, tape.contents), tape.sizes
+        for storage, kind in enumerate(zip(*columns, modules, strict=True)):
             if kind not in known:
                 known[kind] = self._number(storage, kind[-1])
             yield known[kind]

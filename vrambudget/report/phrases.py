@@ -192,7 +192,7 @@ def _of_context(device: Device, published: tuple[int, int]) -> str:
     return f"CUDA context: {counted} MiB{between} ({device.context_source})"
 
 
-def _alike(peaks: Sequence[RankPeak]) -> Collection[Sequence[RankPeak]]:
+def _equal_ranks(peaks: Sequence[RankPeak]) -> Collection[Sequence[RankPeak]]:
     """Return ranks that take the same together."""
     groups: dict[tuple[int, int], list[RankPeak]] = {}
     for peak in peaks:
@@ -204,11 +204,11 @@ def _notes_of_ranks(several: Several, shown: int) -> Iterator[str]:
     """Yield what the other ranks take, and what no rank's number holds."""
     if len(several.peaks) == 1:
         yield f"ranks: all {several.ranks} take the same"
-    for alike in _alike(several.peaks) if len(several.peaks) > 1 else ():
-        allocated = format_bytes(alike[0].peak_allocated_bytes)
-        reserved = format_bytes(alike[0].peak_reserved_bytes)
-        numbers = [str(peak.rank) for peak in alike]
-        names = f"rank {numbers[0]}" if len(alike) == 1 else f"ranks {', '.join(numbers)}"
+    for equal in _equal_ranks(several.peaks) if len(several.peaks) > 1 else ():
+        allocated = format_bytes(equal[0].peak_allocated_bytes)
+        reserved = format_bytes(equal[0].peak_reserved_bytes)
+        numbers = [str(peak.rank) for peak in equal]
+        names = f"rank {numbers[0]}" if len(equal) == 1 else f"ranks {', '.join(numbers)}"
         above = ", the one above" if str(shown) in numbers else ""
         yield f"{names}: {reserved} reserved, {allocated} allocated{above}"
     if several.host_bytes:

@@ -91,19 +91,19 @@ def inputs_for(config: ModelConfig, job: Job, *, batch: int | None = None) -> di
 
 
 def batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:
-    """Return what a loop feeds, batch by batch: one where all are alike."""
+    """Return what a loop feeds, batch by batch: one where all are identical."""
     passes = job.steps * (job.grad_accum if job.mode == "train" else 1)
     return [inputs_for(config, at) for at in _at_lengths(job, passes)]
 
 
 def eval_batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:
-    """Return what an evaluation between steps feeds, batch by batch: one where all are alike."""
+    """Return what an evaluation between steps feeds, by batch: one where all are identical."""
     several = _at_lengths(job, job.eval_batches or 1)
     return [inputs_for(config, at, batch=job.eval_batch) for at in several]
 
 
 def _at_lengths(job: Job, count: int) -> list[Job]:
-    """Return the job at the length of each of so many batches, or once if all are alike."""
+    """Return the job at the length of each of so many batches, or once if all are identical."""
     if job.shortest is None or job.block is None:
         return [job]
     own_target = job.target_len != job.block

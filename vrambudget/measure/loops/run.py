@@ -157,7 +157,7 @@ class MeasuredRun:
 
 
 def at_lengths(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
-    """Return the job at the length of each of so many batches, or once if all are alike."""
+    """Return the job at the length of each of so many batches, or once if all are identical."""
     if "shortest" not in job:
         return [job]
     lengths = sampled_lengths(job["shortest"], job["block"], count, job.get("draw", 0))

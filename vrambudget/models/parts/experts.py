@@ -178,7 +178,7 @@ def weights_of(top_k_weights: Tensor, token_idx: Tensor, top_k_pos: Tensor) -> T
 def rows_per_expert(tokens: int, top_k: int, experts: int) -> list[int]:
     """Return how many rows each expert that is hit gets, by the job's assumption.
 
-    uniform: all alike, as far as they divide; collapsed: every token to the same k experts.
+    uniform: all identical, as far as they divide; collapsed: every token to the same k experts.
     """
     if context.options.routing == "collapsed":
         return [tokens] * top_k

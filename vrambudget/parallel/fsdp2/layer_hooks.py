@@ -5,7 +5,7 @@
     the group's own     that which was prefetched for it, and what HSDP reduces over copies
     a parameter's       its whole memory, and its gradients
 
-Backward prefetches the group below, so layers are alike only if those below them are, too.
+Backward prefetches the group below, so layers are identical only if those below them are, too.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Run:
         """Yield the numbers of the steps."""
         settles, count = settles_by_itself(self.settings), self.settings.steps
         if settles and self.settings.evaluates:
-            count = max(count, EVALUATED_BEFORE + 2)  # the last two are alike again
+            count = max(count, EVALUATED_BEFORE + 2)  # the last two are identical again
         for step in _noticing(count, settles=settles):
             self._step = step
             yield step
@@ -266,7 +266,7 @@ class Run:
 
 
 def settles_by_itself(job: Job) -> bool:
-    """Whether steps go on until memory has settled: nobody said how many, and they are alike."""
+    """Whether steps go on until memory has settled: no count was given, and they are identical."""
     return (
         "steps" not in job.model_fields_set
         and job.keep_losses == "none"

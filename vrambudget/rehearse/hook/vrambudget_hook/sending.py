@@ -1,7 +1,7 @@
 """Values through collectives: what other ranks send is assumed to be what this one has.
 
 Every rank runs the same program on rows of the same shape, so the integers that they exchange (row
-counts, lengths, pickled objects) are alike. A sum over W ranks is W times ours, a gathered tensor
+counts, lengths, pickled objects) are equal. A sum over W ranks is W times ours, a gathered tensor
 has ours W times. Floats stay unknown.
 
 Runs in the user's Python, 3.9 or later.
