@@ -27,6 +27,8 @@ def ctc():
 # torch 2.11.0+cu130, driver 580.159.04: forward's peak, what stays, backward's peak, what stays.
 MEASURED = {
     "combinations 0": ((torch.combinations, (leaf(1), 1)), [1036, 5, 1300, 8]),
+    "cumprod 4": ((torch.cumprod, (leaf(1), 0)), [1027, 4, 12, 8]),
+    "cumsum 2": ((torch.cumsum, (leaf(), 0)), [4, 4, 12, 8]),
     "index_put 1": (put(mask=MASK, accumulate=False), [1151, 100, 1371, 220]),
     "index_put 3": (put(mask=5 * [False], accumulate=True), [1127, 100, 1227, 220]),
     "masked_select 4": (

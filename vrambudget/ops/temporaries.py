@@ -104,7 +104,7 @@ def readable(x: Tensor) -> Tensor | None:
 
 def _running_sum(args: Any, result: Tensor) -> None:
     cast = None if args[0].dtype is result.dtype else empty(result.shape, result.dtype)
-    if result.numel == result.shape[args[1]]:  # a tensor that is one row goes through CUB
+    if result.shape and result.numel == result.shape[args[1]]:  # one row goes through CUB
         empty_bytes(inclusive_sum_bytes(result.numel, result.dtype.itemsize))
     del cast
 
@@ -241,7 +241,7 @@ OPERATIONS: dict[str, Rule] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _in_rows),
     "_softmax_backward_data": _softmax_backward,
     "bmm": batched_product,
-    "cumsum": _running_sum,
+    **dict.fromkeys(("cumsum", "cumprod"), _running_sum),  # cuda/ScanKernels.cpp
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
     "masked_scatter_": _masked_scatter,
     "topk": _nothing,
