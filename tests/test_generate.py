@@ -10,8 +10,10 @@ from vrambudget.budget import Budget
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import read_records
+from vrambudget.engine.context import Platform, recording
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate_scenario
+from vrambudget.ops.cub import sort_floats_bytes
 from vrambudget.planning.changes import CHANGES
 from vrambudget.planning.longest import longest_answer
 from vrambudget.scenario import resolve
@@ -156,6 +158,17 @@ def test_bart_is_made_to_end_with_a_token():
     forced = [i for i in made if tape.sizes[i] == 2 * 500 * 4]
     assert len(forced) == 1
     assert tape.events.index(forced[0]) > marks[-1]
+
+
+@pytest.mark.parametrize(
+    ("capability", "rehearsed"),
+    [((7, 5), 71_356_415), ((8, 0), 71_307_263), ((8, 9), 71_307_263), ((9, 0), 71_077_887)],
+)
+def test_floats_are_sorted_in_the_tiles_of_their_gpu(capability, rehearsed):
+    """float32 [32, 50257]: keys and values in and out, 32 bytes each item, and CUB's storage."""
+    n = 32 * 50257
+    with recording(Platform(compute_capability=capability)):
+        assert 32 * n + sort_floats_bytes(n) == rehearsed
 
 
 def test_short_rows_are_sorted_in_place():

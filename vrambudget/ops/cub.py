@@ -26,7 +26,6 @@ _LONG = 8
 _MOST_REDUCED_AT_ONCE = 4096  # items: 256 threads of 16
 _THREADS = 256  # of a block that reduces
 _SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
-_FLOAT_TILE = 3072  # of a sort by float32 keys, on compute capability 8.0
 _SCAN_BY_KEY_TILE = 1408  # on 8.0
 _SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six GPUs that were asked)
 
@@ -50,7 +49,9 @@ def sort_floats_bytes(n: int) -> int:
     """Return the temporary storage of DeviceRadixSort::SortPairs: float32 keys, 8-byte values."""
     if n <= _SINGLE_TILE:
         return 1
-    return _storage(4 * 256 * 8, 256 * 4 * _ceil_div(n, _FLOAT_TILE), 4 * n, 8 * n, 4 * 4)
+    capability = context.platform.compute_capability
+    tile = 2816 if capability < (8, 0) else 3072 if capability < (9, 0) else 5376
+    return _storage(4 * 256 * 8, 256 * 4 * _ceil_div(n, tile), 4 * n, 8 * n, 4 * 4)
 
 
 def segmented_sort_bytes(n: int) -> int:
