@@ -4,7 +4,8 @@ It grows while a job runs, as kernels are loaded: at the start, with the first m
 (cuBLAS), with cuDNN or cuBLASLt, and with each group of NCCL. A training's peak comes after its
 first products, so the figure is that for then where one was published, else the one there is.
 
-    published   measured by others on this GPU; `lowest` to `highest` is what they saw
+    measured    by this project on this GPU (tests/records/measured); `lowest` to `highest` was seen
+    published   measured by others on this GPU, likewise
     borrowed    that of a sibling, with what the driver keeps for this GPU's own threads
     virtual     what this project's virtual GPU was set to; nobody measured it
     given       (of a capacity) as the user said, or as the driver says of this machine's GPU
@@ -27,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 from vrambudget.files import csv_beside
 from vrambudget.units import parse_bytes
 
-Kind = Literal["published", "borrowed", "virtual", "given"]
+Kind = Literal["measured", "published", "borrowed", "virtual", "given"]
 _MIB, _OF_A_THREAD = 2**20, 2 * 2**10
 
 

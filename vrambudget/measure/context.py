@@ -3,7 +3,9 @@
     python -m vrambudget.measure.context RESULT.json
 
     start      a first tensor is there
-    product    after the first matrix product: cuBLAS is loaded
+    kernel     after the first kernel
+    product    after the first matrix product: cuBLAS is loaded, and has a handle
+    backward   after a product's backward pass, whose thread has a handle of its own
     cudnn      after a convolution forward and backward: cuDNN is loaded, where there is one
 
 Each step is read twice: `mem_get_info`, total - free less what PyTorch has reserved, which other
@@ -40,18 +42,21 @@ def main() -> None:
     result: dict[str, Any] = {}
     torch.empty(1, device="cuda")
     result["start"] = _taken()
-    a = torch.randn(256, 256, device="cuda")
-    (a @ a).sum().item()
+    a = torch.zeros(256, 256, device="cuda", requires_grad=True)
+    result["kernel"] = _taken()
+    b = a @ a
     result["product"] = _taken()
+    b.sum().backward()
+    result["backward"] = _taken()
     if torch.backends.cudnn.is_available():
         conv = torch.nn.Conv2d(3, 16, 3, padding=1, device="cuda")
         conv(torch.randn(1, 3, 64, 64, device="cuda")).sum().backward()
-        torch.cuda.synchronize()
         result["cudnn"] = {**_taken(), "version": torch.backends.cudnn.version()}
     Path(sys.argv[1]).write_text(json.dumps(result))
 
 
 def _taken() -> dict[str, int | None]:
+    torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     own = torch.cuda.memory_reserved()
     by_driver = _by_nvml()
