@@ -1,7 +1,7 @@
 """Records that were measured on real GPUs and sent in: each is whole, and predicted.
 
 They lie in tests/records/measured, a file for each GPU and driver; contexts in its contexts.jsonl.
-docs/measure.md says how to send them. None was sent yet.
+docs/measure.md says how to send them.
 """
 
 import json
@@ -25,7 +25,26 @@ CONTEXTS = FOLDER / "contexts.jsonl"
 REHEARSED = ROOT / "tests" / "records" / "suite.jsonl"
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
 
-KNOWN: dict[str, str] = {}
+WHY = {
+    "requested bytes are equal; which free block is taken depends on where the driver's segments"
+    " lie, in a process's address space": (
+        "full: LoRA vit-base-patch16-224 b16 t197",
+        "full: generation qwen2.5-0.5b b16 t576",
+        *(f"decoders {n}" for n in (40, 80, 87, 176)),
+        *(f"model_types {n}" for n in (42, 52, 88)),
+        *("generation 56", "generation drawn_last 16", "loops 111", "moe 17"),
+    ),
+    "LLM.int8() computes columns with values above 6.0 in 16 bit, as the values are; an estimate"
+    " counts none": (
+        *(f"generation eight_bit {n}" for n in (1, 3, 4, 10)),
+        "generation drawn_further 11",
+    ),
+    "cuDNN's workspaces: where cuDNN is installed, two are equal and the last is 512 bytes off": (
+        *(f"model_types {n}" for n in (100, 102, 117)),
+    ),
+}
+
+KNOWN: dict[str, str] = {id_: reason for reason, ids in WHY.items() for id_ in ids}
 """The id of a record that is farther off: why."""
 
 _ALLOCATED, _RESERVED = 0.01, 0.03
@@ -85,9 +104,14 @@ def kept() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("record", kept())
 def test_a_kept_record_is_whole_and_predicted(record: dict[str, Any]) -> None:
     assert list(problems_of(record)) == []
+
+
+def test_a_record_that_is_known_to_be_off_is_there() -> None:
+    assert set(KNOWN) <= {param.values[0].get("id") for param in kept()}
 
 
 # ---- the check itself, on rehearsed records that say they are real -------------------------------
