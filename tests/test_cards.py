@@ -12,6 +12,7 @@ from vrambudget.config import Job, ModelCard, card_names, load_card
 from vrambudget.config.cards import cards_folder, near_names, read_card
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import estimate
 from vrambudget.models import model_types
 from vrambudget.program.catalog import recorded_types
 from vrambudget.scenario import config_of
@@ -79,6 +80,12 @@ def test_every_key_of_a_card_has_a_rule(name):
 
     assert config.unknown_keys == ()
     assert Job.with_defaults({}, CARDS[name].job).resolve(config.for_job(Job())).block
+
+
+@pytest.mark.parametrize("name", ["swin-tiny-patch4-window7-224", "swin-base-patch4-window7-224"])
+def test_swin_of_each_recorded_depth_answers_without_torch(name, monkeypatch):
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("torch_that_is_not_here",))
+    assert estimate(name).peak.reserved_bytes > 4 * 4 * CARDS[name].parameters
 
 
 @pytest.mark.sampled(3)
