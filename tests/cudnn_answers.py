@@ -61,6 +61,7 @@ PICTURES = (
     "sdxl --train lora --batch 4 --checkpointing",
     "sdxl --train lora --precision bf16 --checkpointing",
     "sdxl --train lora --precision bf16 --checkpointing --latents encoded",
+    "sd-1.5 --batch 3 --resolution 512x768",
     *(f"qwen-image --only {phase} --precision fp16 --resolution {r}"
       for phase in ("decode", "encode-images")
       for r in (512, 768, "832x1248", 1024, "1088x1920", 1280, "1536x1024", 1536, 1792, 2048)),

@@ -158,6 +158,33 @@ def test_a_pipelines_peak_is_that_of_a_rehearsal(record, capsys):
     assert abs(peak - record["allocated_bytes"]) <= allowed
 
 
+def test_what_a_pipeline_makes_for_each_picture_is_recorded_once():
+    """VaeImageProcessor.postprocess denormalises picture by picture, then stacks them."""
+    pytest.importorskip("torch")
+    from vrambudget.recording.pipelines import folded  # noqa: PLC0415
+
+    def schedule(batch, size):
+        row, rows = [3, size], [("new", [0, [batch, size], "half", "cat"])]
+        for n in range(1, 2 * batch, 2):
+            rows += [("new", [n, row, "half", "mul"]), ("new", [n + 1, row, "half", "clamp"])]
+            rows += [("free", n)]
+        rows += [("new", [2 * batch + 1, [batch, *row], "half", "stack"])]
+        return [*rows, *(("free", n) for n in range(2 * batch, 0, -2)), ("free", 2 * batch + 1)]
+
+    for (batch, size), found in zip(
+        cases := [(2, 8), (5, 24)], folded([schedule(*x) for x in cases], [2, 5]), strict=True
+    ):
+        row = [3, size]
+        one = [["new", [1, row, "half", "mul"]], ["new", [2, row, "half", "clamp"]], ["free", 1]]
+        assert found == [
+            ("new", [0, [batch, size], "half", "cat"]),
+            ("rows", [batch, one]),
+            ("new", [3, [batch, *row], "half", "stack"]),
+            ("rows", [batch, [["free", 2]]]),
+            ("free", 3),
+        ]
+
+
 @pytest.mark.parametrize(
     ("words", "allocated"),
     [

@@ -4,6 +4,7 @@ All steps of denoising allocate alike. Guidance doubles the batch where the pipe
 itself.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from vrambudget.pictures.phases import PhaseMarker, phase_of
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.pictures.vae import called, check_in_parts
 from vrambudget.program.catalog import program_at
-from vrambudget.program.form import TYPES, Program
+from vrambudget.program.form import TYPES, Program, Row
 from vrambudget.program.guards import check_guards
 from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose, Storage, Tape
@@ -92,7 +93,7 @@ def generated(job: PictureJob, platform: Platform) -> PictureTape:
         schedule.begin()
         tape.mark(0, "load", resets_allocator=True)
         with no_grad():
-            held = _Playing(program, job, schedule).run()
+            held = _Playing(program, job, schedule).held
         return _closed(tape, parts, held, missing)
 
 
@@ -156,22 +157,23 @@ class _Playing:
     """Plays a schedule: what the pipeline's own code makes, and its components' calls."""
 
     def __init__(self, program: Program, job: PictureJob, schedule: PhaseMarker) -> None:
-        self._job, self._rows, self._schedule = job, program.built, schedule
+        self._job, self._schedule = job, schedule
         self._values = Values(job.sizes, TYPES[PRECISIONS[job.precision]], None)
-        self._held: dict[int, Storage] = {}
+        self.held = defaultdict[int, list[Storage]](list)  # of what is made for each picture: all
+        self._play(program.built)
 
-    def run(self) -> dict[int, Storage]:
-        """Play all rows; return what is held at the end."""
-        for word, row in self._rows:
+    def _play(self, rows: Sequence[Row]) -> None:
+        for word, row in rows:
             if word == "new":
                 self._new(row)
             elif word == "free":
-                self._held.pop(row, None)
+                del self.held[row][-1:]
+            elif word == "rows":
+                self._play(row[1] * self._values.of(row[0]))
             elif word == "cast":
                 self._schedule.parts[row[0]].cast(self._values.of(row[1]))
             else:
                 self._run(row)
-        return self._held
 
     def _new(self, row: list[Any]) -> None:
         label, shape, dtype, operation = row
@@ -180,7 +182,7 @@ class _Playing:
         for size in sizes:
             nbytes *= size
         purpose = Purpose.TEMPORARIES
-        self._held[label] = Storage(context.tape, nbytes, purpose, operation, (sizes, own))
+        self.held[label].append(Storage(context.tape, nbytes, purpose, operation, (sizes, own)))
 
     def _run(self, row: list[Any]) -> None:
         own, given, numbers, outs = row
@@ -196,7 +198,7 @@ class _Playing:
             part.model.entered("")
         for label, y in zip(outs, results, strict=True):
             if label is not None:
-                self._held[label] = y.storage
+                self.held[label].append(y.storage)
 
     def _given(self, given: list[Any]) -> Tensor:
         label, shape, dtype, strides = given
@@ -204,4 +206,4 @@ class _Playing:
         lies = None if strides is None else tuple(self._values.of(strides))
         if label is None:  # a number on the host
             return Tensor(sizes, own, Storage(context.tape, 0, Purpose.INPUTS, "host"), lies)
-        return Tensor(sizes, own, self._held[label], lies)
+        return Tensor(sizes, own, self.held[label][-1], lies)

@@ -45,7 +45,7 @@ KINDS = {
 }
 MAPPINGS = {"key": "keys", "size": "sizes"}
 LISTS = {"guard": "guards", "stack": "stacks", "effects": "effects", "input": "inputs"}
-BUILT = frozenset({"new", "free", "weight", "buffer", "module", "run", "cast"})
+BUILT = frozenset({"new", "free", "weight", "buffer", "module", "run", "cast", "rows"})
 _NAME = re.compile(r"t\d+(\.\d+)?")
 
 _NAMES = (

@@ -24,7 +24,7 @@ from vrambudget.recording.checking import UnequalError
 from vrambudget.recording.components import WAYS, Recorder
 from vrambudget.recording.diffusers import built, shortened
 from vrambudget.recording.merging import UnfitError
-from vrambudget.recording.pipelines import Schedule, merged, schedule_of
+from vrambudget.recording.pipelines import merged, schedule_of
 from vrambudget.recording.programs import PRECISIONS
 from vrambudget.recording.signatures import Component
 
@@ -59,7 +59,7 @@ def record_pipeline(name: str, folder: Path, say: Callable[[str], None], only: s
     precision = own["precision"]
     seen = [schedule_of(own, case, precision) for case in cases]
     held = [schedule_of(own, case, precision) for case in checks]
-    program = _schedule(own, cases, seen)
+    program = merged(cases, seen, [precision] * len(cases))
     versions = {x: installed_version(x) for x in ("diffusers", "transformers", "torch")}
     program.source = {"pipeline": own["pipeline"], **versions, "precision": precision}
     calls_of = dict(r[0].split(".") for word, r in seen[0].rows if word == "run")
@@ -81,22 +81,6 @@ def record_pipeline(name: str, folder: Path, say: Callable[[str], None], only: s
                 _Calls(own["components"][component], kind, calls, say, targets).record(path)
             except VramBudgetError as error:
                 say(f"{path.name}: {type(error).__name__}: {error}")
-
-
-def _schedule(own: dict[str, Any], cases: list[Sizes], seen: list[Schedule]) -> Program:
-    """Return a pipeline's schedule: at any batch, or of one where its code goes row by row."""
-    precision = own["precision"]
-    try:
-        return merged(cases, seen, [precision] * len(cases))
-    except VramBudgetError:
-        alone = [{**case, "batch": 1} for case in cases if case["batch"] == cases[0]["batch"]]
-        alone.append({**cases[-1], "batch": 1})
-        program = merged(
-            alone, [schedule_of(own, c, precision) for c in alone], [precision] * len(alone)
-        )
-        program.guards.append(["batch", "==", "1", True, "its code goes over the batch row by row"])
-        program.sizes["batch"] = None
-        return program
 
 
 class _Calls:

@@ -3,6 +3,7 @@
     new / free        what the pipeline's code makes, and what it and its components made dies
     run               a component is called: its inputs, sizes, and the outputs that are held after
     cast              a component's weights change their type (the VAE goes to float32)
+    rows              what is made for each picture of the batch in turn: how often, and one's rows
 
 The call runs without gradients, so allocations are all that it leaves; each component's call is a
 program of its own (recording.components), recorded from the arguments that are seen here.
@@ -11,6 +12,7 @@ program of its own (recording.components), recorded from the arguments that are 
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -33,7 +35,9 @@ from vrambudget.traced.tensor import dtype_of
 
 CALLS = ("forward", "encode", "decode")
 STEPS = 2  # of the scheduler: all are identical; a second expert has one of its own
+_MOST = 12  # rows that are looked at as one picture's
 Sizes = dict[str, int]
+Labels = dict[int, int]
 
 
 @dataclass(slots=True)
@@ -88,7 +92,7 @@ class _Heard:
         self.rows: list[Row] = []
         self.components: dict[str, Component] = {}
         self._parts, self._at = parts, 0
-        self._labels: dict[int, int] = {}  # storages on the tape: their labels
+        self._labels: Labels = {}  # storages on the tape: their labels
 
     def begin(self, mode: Standing) -> None:
         """Take over the components' calls: their weights lie on the GPU."""
@@ -184,16 +188,65 @@ def merged(cases: list[Sizes], schedules: list[Schedule], precisions: list[str])
     merger = Merger(Fitter(cases), [PRECISIONS[p] for p in precisions], [False] * len(cases))
     program = Program()
     program.sizes = dict.fromkeys(cases[0])
-    program.built = list(_rows(schedules, merger))
+    every = folded([s.rows for s in schedules], [case["batch"] for case in cases])
+    program.built = list(_merged(every, merger))
     return program
 
 
-def _rows(schedules: list[Schedule], merger: Merger) -> Iterator[Row]:
-    for at, rows in enumerate(zip(*(s.rows for s in schedules), strict=False)):
+def folded(schedules: list[list[Row]], batches: list[int]) -> list[list[Row]]:
+    """Return schedules with what each does as often as its batch written once, under `rows`.
+
+    There a label is one tensor of each picture, all of one size; `free` frees the youngest.
+    """
+    found, rest = [list[Row]() for _ in schedules], [*schedules]
+    names: list[Labels] = [{} for _ in schedules]
+    while any(rest):
+        every = [*zip(rest, batches, names, strict=True)]
+        length = next((n for n in range(1, _MOST) if all(_recurs(*x, n) for x in every)), 0)
+        for i, (rows, batch, _) in enumerate(every):
+            body, _ = _named(rows[: length or 1], names[i])
+            found[i] += [("rows", [batch, [[*row] for row in body]])] if length else body
+            parts = [rows[n * length :][:length] for n in range(batch)] if length else [rows[:1]]
+            names[i] = {k: v for part in parts for k, v in _named(part, names[i])[1].items()}
+            rest[i] = rows[sum(map(len, parts)) :]
+    return found
+
+
+def _recurs(rows: list[Row], batch: int, names: Labels, length: int) -> bool:
+    """Whether so many rows, which make and free, stand here as often as the batch is large."""
+    parts = [_named(rows[n * length :][:length], names)[0] for n in range(batch)]
+    own = len(parts[0]) == length and {word for word, _ in parts[0]} <= {"new", "free"}
+    return own and all(part == parts[0] for part in parts)
+
+
+def _named(rows: list[Row], names: Labels) -> tuple[list[Row], Labels]:
+    """Return rows by other labels, and those: the next numbers where there are none."""
+    names, found, following = dict(names), list[Row](), count(max(names.values(), default=-1) + 1)
+
+    def name(label: int | None) -> int | None:
+        if label is not None and label not in names:
+            names[label] = next(following)
+        return None if label is None else names[label]
+
+    for word, row in rows:
+        if word == "free":
+            found.append((word, name(row)))
+        elif word == "new":
+            found.append((word, [name(row[0]), *row[1:]]))
+        elif word == "run":
+            given = [[name(x), *others] for x, *others in row[1]]
+            found.append((word, [row[0], given, row[2], [*map(name, row[3])]]))
+        else:
+            found.append((word, row))
+    return found, names
+
+
+def _merged(schedules: list[list[Row]], merger: Merger) -> Iterator[Row]:
+    for at, rows in enumerate(zip(*schedules, strict=False)):
         words = {row[0] for row in rows}
         if len(words) > 1:
             raise NotModelledError(f"row {at} of the schedule is {' or '.join(sorted(words))}")
         where = f"row {at} of the schedule, {rows[0][0]}"
         yield rows[0][0], merger.merge([row[1] for row in rows], where)
-    if len({len(s.rows) for s in schedules}) > 1:
-        raise NotModelledError(f"schedules have {sorted(len(s.rows) for s in schedules)} rows")
+    if len({len(rows) for rows in schedules}) > 1:
+        raise NotModelledError(f"schedules have {sorted(len(rows) for rows in schedules)} rows")

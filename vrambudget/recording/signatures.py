@@ -83,30 +83,31 @@ class Component:
 
 def signature_of(asked: Asked, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
     """Return a call's arguments by the names of its parameters."""
-    tensors: dict[str, Any] = {}
-    sizes: dict[str, int] = {}
-
-    def walk(value: Any, name: str) -> Any:
-        if is_on_gpu(value):
-            tensors[name] = value
-            return Place(name)
-        if type(value) in {int, Size}:
-            sizes[name] = int(value)
-            return Place(name)
-        if isinstance(value, Mapping):
-            return {k: walk(x, f"{name}_{k}" if name else str(k)) for k, x in value.items()}
-        if isinstance(value, list | tuple):
-            found = [walk(x, f"{name}_{i}") for i, x in enumerate(value)]
-            return found if isinstance(value, list) else tuple(found)
-        if value is None or isinstance(value, bool | float | str):
-            return value
-        raise NotModelledError(f"an argument {name} of type {type(value).__name__}")
-
     found = dict(asked.bind(*args, **kwargs).arguments)
     for one in asked.parameters.values():
         if one.kind is one.VAR_KEYWORD:
             found |= found.pop(one.name, {})
-    return Signature(walk(found, ""), tensors, sizes)
+    signature = Signature(None, {}, {})
+    signature.tree = _placed(found, "", signature)
+    return signature
+
+
+def _placed(value: Any, name: str, into: Signature) -> Any:
+    """Return a value with places in it; a closure that calls itself would hold the tensors."""
+    if is_on_gpu(value):
+        into.tensors[name] = value
+        return Place(name)
+    if type(value) in {int, Size}:
+        into.sizes[name] = int(value)
+        return Place(name)
+    if isinstance(value, Mapping):
+        return {k: _placed(x, f"{name}_{k}" if name else str(k), into) for k, x in value.items()}
+    if isinstance(value, list | tuple):
+        found = [_placed(x, f"{name}_{i}", into) for i, x in enumerate(value)]
+        return found if isinstance(value, list) else tuple(found)
+    if value is None or isinstance(value, bool | float | str):
+        return value
+    raise NotModelledError(f"an argument {name} of type {type(value).__name__}")
 
 
 class Caller(torch.nn.Module):
