@@ -34,6 +34,7 @@ OWN = {
     "measure/runner.py": "the job that its parent wrote, in its own process",
     "planner/site.py": "this package's own files",
     "planning/forked.py": "pipes to our own children",
+    "recording/ghost.py": "the files that it writes",
     "rehearse/elf.py": "maps a library that `open_file` opened",
     "rehearse/stub_libraries.py": "this package's own C sources, for a digest",
     "rehearse/supervisor.py": "/proc, and runs without this package",

@@ -6,6 +6,7 @@ new parameters, for a counted tensor cannot take the place of one on the CPU.
 Source: peft/tuners/tuners_utils.py (_move_adapter_to_device_of_base_layer).
 """
 
+import warnings
 from typing import Any
 
 import peft
@@ -29,7 +30,9 @@ def with_lora(model: Any, job: Job) -> Any:
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
-        wrapped = peft.get_peft_model(model, peft.LoraConfig(**options))
+        with warnings.catch_warnings():  # PEFT says it again where the model trains
+            warnings.filterwarnings("ignore", message="The following \\w+_pattern keys")
+            wrapped = peft.get_peft_model(model, peft.LoraConfig(**options))
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(before)
     if job.checkpointing == "full":
