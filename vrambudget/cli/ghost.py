@@ -6,6 +6,7 @@ on a small machine, without a download. Weights read as zeros.
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from vrambudget.cli import DONE
 from vrambudget.cli.record import NEEDED
@@ -13,6 +14,7 @@ from vrambudget.cli.streams import put
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.pictures.cards import card, picture_name
+from vrambudget.pictures.job import Precision
 from vrambudget.units import format_bytes
 
 
@@ -21,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a pipeline's or a model's name, or a config.json")
     parser.add_argument("folder", type=Path, help="where it is written: a new or empty folder")
     said = "type of all weights; a script that loads them in another one casts them in memory"
-    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), help=said)
+    parser.add_argument("--precision", choices=get_args(Precision), help=said)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -99,10 +99,12 @@ def add_options(
     without: Container[str] = (),
     choices: Mapping[str, Collection[str]] = MappingProxyType({}),
     short: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    bare: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Add an option for every field of some settings, but for those `without`.
 
-    `choices`: of options that have others elsewhere, all; `short`: further spellings.
+    `choices`: of options that have others elsewhere, all; `short`: further spellings; `bare`: what
+    an option means without a value.
     """
     group = parser.add_argument_group(settings.heading)
     for name, field in settings.model_fields.items():
@@ -113,6 +115,8 @@ def add_options(
         how: dict[str, Any] = switch if field.annotation is bool else _reading(field)
         if name in choices:
             how["choices"] = choices[name]
+        if name in bare:
+            how |= {"nargs": "?", "const": bare[name]}
         spellings = (option, *short.get(name, ()))
         group.add_argument(*spellings, dest=name, default=argparse.SUPPRESS, **how)
 

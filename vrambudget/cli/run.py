@@ -52,10 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         LlamaCppOptions,
         without=_OWN,
         short={name: (flag,) for name, flag in LLAMA_CPP_SHORT.items()},
+        bare={"flash_attn": "on"},  # once it took no value
     )
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to change one
-        if action.dest == "flash_attn":  # once it took no value
-            action.nargs, action.const = "?", "on"
     add_output_options(parser)
 
 

@@ -37,21 +37,21 @@ def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
     than one it has a spare buffer for keys and one for values. Few items are sorted by
     one thread block without any.
     """
-    if n <= _SINGLE_TILE:
-        return 1
-    capability = context.platform.compute_capability
-    tile = 2816 if capability < (8, 0) else 3840 if capability < (9, 0) else 4608
-    spare = (8 * n, 8 * n) if passes > 1 else ()
-    return _storage(passes * 256 * 8, 256 * 4 * _ceil_div(n, tile), *spare, passes * 4)
+    return _sorted_bytes(n, passes, 8, (2816, 3840, 4608))
 
 
 def sort_floats_bytes(n: int) -> int:
     """Return the temporary storage of DeviceRadixSort::SortPairs: float32 keys, 8-byte values."""
+    return _sorted_bytes(n, 4, 4, (2816, 3072, 5376))
+
+
+def _sorted_bytes(n: int, passes: int, key_bytes: int, tiles: tuple[int, int, int]) -> int:
+    """Return a sort's storage; `tiles`: before compute capability 8.0, before 9.0, and since."""
     if n <= _SINGLE_TILE:
         return 1
-    capability = context.platform.compute_capability
-    tile = 2816 if capability < (8, 0) else 3072 if capability < (9, 0) else 5376
-    return _storage(4 * 256 * 8, 256 * 4 * _ceil_div(n, tile), 4 * n, 8 * n, 4 * 4)
+    tile = tiles[sum(context.platform.compute_capability >= since for since in ((8, 0), (9, 0)))]
+    spare = (key_bytes * n, 8 * n) if passes > 1 else ()
+    return _storage(passes * 256 * 8, 256 * 4 * _ceil_div(n, tile), *spare, passes * 4)
 
 
 def segmented_sort_bytes(n: int) -> int:

@@ -65,7 +65,9 @@ def _of_files(path: Path) -> str | None:
     """
     index = path / _INDEX if (path / _INDEX).is_file() else path
     own = _keys(index)
-    kind, known = own.get("_class_name"), {n: card(n) for n in picture_names()}
+    if (kind := own.get("_class_name")) is None and index.name != _INDEX:
+        return None  # of another kind of model: no card is read
+    known = {n: card(n) for n in picture_names()}
     of_class = [n for n, c in known.items() if c["pipeline"] == kind]
     found = [n for n in of_class if _is_of(index.parent, own, known[n]["components"])]
     if len(found) == 1:

@@ -74,7 +74,8 @@ def _model(found: FoundModel, precision: str | None) -> Any:
 def _write(module: Any, folder: Path) -> int:
     """Write a module's configuration, and its weights, each once; return the weights' bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    if stem := getattr(transformers, type(module).__name__, "") and "model":
+    if isinstance(module, transformers.PreTrainedModel):
+        stem = "model"
         module.config.architectures = [type(module).__name__]
         module.config.dtype = module.dtype
         module.config.save_pretrained(folder)
