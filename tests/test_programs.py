@@ -145,6 +145,15 @@ def test_a_job_that_a_program_says_nothing_of_is_refused(fields, words, monkeypa
         estimate(model, batch=2, block=40, **fields)
 
 
+@pytest.mark.parametrize("name", ["mbart", "plbart", "pegasus", "blenderbot", "biogpt"])
+def test_rows_longer_than_a_table_of_positions_are_refused(name):
+    """Their tables have other names than BERT's; mBART's, PLBART's and BioGPT's two rows more."""
+    model = {"model_type": name, "max_position_embeddings": 64}
+    assert resolve(model, block=64).job.block == 64
+    with pytest.raises(VramBudgetError, match="block is 65; the model has positions for 64 tokens"):
+        resolve(model, block=65)
+
+
 def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):
     """Mistral's mask is another one from its window on: what was recorded below says so."""
     pytest.importorskip("torch")

@@ -89,18 +89,14 @@ class ProgramConfig(ModelConfig):
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
         """Channels, height and width of the images that the model reads; None for text."""
-        if (found := self._shape_of(_PIXELS)) is None:
-            return None
-        channels, height, width = found
-        return channels, height, width
+        found = self._shape_of(_PIXELS)
+        return None if found is None else (found[0], found[1], found[2])
 
     @property
     def sound_shape(self) -> tuple[int, int] | None:
         """Bins of mel and frames of the sound that the model hears; None where it hears none."""
-        if (found := self._shape_of(_SOUND)) is None:
-            return None
-        bins, frames = found
-        return bins, frames
+        found = self._shape_of(_SOUND)
+        return None if found is None else (found[0], found[1])
 
     def _shape_of(self, wanted: str) -> list[int] | None:
         """Return the shape of one row of an input, None where the program takes none such."""
@@ -179,6 +175,8 @@ class ProgramConfig(ModelConfig):
             return own
         if job.attention_mask not in {None, "none"} and not own.reads_attention_mask:
             return own  # it is refused by name
+        if isinstance(job.block, int) and job.block > (own.learned_positions or LARGEST):
+            return own  # as is a row that is too long
         try:
             own.chosen(job.task)
         except NotModelledError:
@@ -203,7 +201,7 @@ class ProgramConfig(ModelConfig):
         """
         job, refusal = self.job, None
         is_read = task == "seq2seq-lm" and self.sound_shape is None
-        if job is not None and is_read and job.target_len != job.block:
+        if job is not None and is_read and job.target_len not in {None, job.block}:
             raise NotModelledError(
                 f"{self.model_type} with labels of another length was not recorded", hint=TRACED
             )

@@ -17,7 +17,8 @@ from vrambudget.traced import build, live, module
 from vrambudget.traced import tensor as tensors
 
 Patch = tuple[Any, str, Any]
-_TABLES, _DECODERS = {"position_embeddings", "wpe"}, "decoder.embed_positions"
+_TABLES = {"position_embeddings", "wpe", "embed_positions"}
+_DECODERS = "decoder.embed_positions"
 _KINDS = ("Linear", "Embedding", "Conv1D", "FalconLinear", "Dropout", "LayerNorm")
 
 
@@ -188,7 +189,8 @@ def _positions(model: Any) -> int | None:
     """
     table, padding = _table(model), _padding(model)
     if table is not None:
-        return int(table.num_embeddings) - (-1 if padding is None else padding) - 1
+        rows = int(table.num_embeddings) - getattr(table, "offset", 0)  # BART's first are of none
+        return rows - (-1 if padding is None else padding) - 1
     found = [p for n, p in model.named_parameters() if n.rpartition(".")[2] in _TABLES]
     return int(found[0].shape[1]) if len(found) == 1 else None
 
@@ -207,7 +209,7 @@ def _table(model: Any) -> Any:
         if isinstance(m, torch.nn.Embedding)
         and (n.endswith(_DECODERS) if hears else n.rpartition(".")[2] in _TABLES)
     ]
-    return tables[0] if len(tables) == 1 else None
+    return tables[0] if len({table.num_embeddings for table in tables}) == 1 else None
 
 
 def _checkpoints(model: Any, layer: Any) -> bool:
