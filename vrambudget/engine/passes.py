@@ -192,6 +192,9 @@ class TracedGraph:
         edges = [e for e, x in zip(self.edges, gradients, strict=True) if x is not None]
         given: list[Tensor | None] = [x for x in gradients if x is not None]
         gradients.clear()
+        self.edges = edges
+        if len(tape.events) > begin:  # the graph of an output alone: it died with that output
+            raise CannotRepeatError
         root = Node("outputs", context.sequence, edges, (), lambda *given: given)
         run_nodes(root, given)
         passes.backward_is_over(begin, first, self)
