@@ -97,6 +97,8 @@ def _edited(**changes):
         (_edited(model=3), "model is 3; it should be a valid string"),
         (_edited(breakdown={"weights": "1"}), "breakdown.weights"),
         (_edited(breakdown={"weights": 1}), "contradicts itself: the parts add up to 1 of"),
+        (_edited(job={}), "its job is that of no saved budget"),
+        (_edited(job={"mode": ["train"]}), "its job is that of no saved budget"),
     ],
 )
 def test_what_is_no_saved_budget_is_refused(text, words):

@@ -507,3 +507,10 @@ def test_a_tip_in_a_notebook_can_be_run_there(shell, capsys):
 def test_the_magics_mistakes_are_two_lines(shell, capsys):
     assert shell.run_line_magic("vram", "gpt3 --batch 8") is None
     assert "there is no model 'gpt3'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["gpt2 --gpu '12GB", 'plan "gpt2', "\\"])
+def test_a_line_that_is_no_line_of_a_shell_is_said_in_two_lines(shell, capsys, line):
+    assert shell.run_line_magic("vram", line) is None
+    shell.run_cell_magic("rehearse", line, "x = 1")
+    assert capsys.readouterr().err.count("error: ") == 2

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from vrambudget.bounded import read_object
 from vrambudget.declared import RefusedError, coerced
 from vrambudget.errors import VramBudgetError
-from vrambudget.escaping import json_text
+from vrambudget.escaping import escaped, for_terminal, json_text
 
 SCHEMA: Final = 1
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -172,12 +172,12 @@ class Budget:
 
     def __repr__(self) -> str:
         """Return one line."""
-        return f"<Budget of {self.model}: {str(self).partition(chr(10))[0]}>"
+        return f"<Budget of {escaped(self.model)}: {str(self).partition(chr(10))[0]}>"
 
     def __str__(self) -> str:
         from vrambudget.report import render  # noqa: PLC0415 - to show itself, upwards
 
-        return render(self)
+        return for_terminal(render(self))
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows."""
@@ -252,7 +252,7 @@ class Budget:
                 hint="`vrambudget MODEL --format json -o FILE` writes one",
             )
         try:
-            return coerced(cls, values).check()  # type: ignore[no-any-return]
+            budget: Budget = coerced(cls, values).check()
         except RefusedError as error:
             key = ".".join(map(str, error.path))
             raise VramBudgetError(
@@ -260,3 +260,8 @@ class Budget:
             ) from None
         except AssertionError as error:
             raise VramBudgetError(f"this budget contradicts itself: {error}", where=where) from None
+        try:  # a report knows which values a job may have
+            str(budget), budget._repr_html_()
+        except Exception as error:  # it meets whatever others wrote
+            raise VramBudgetError("its job is that of no saved budget", where=where) from error
+        return budget

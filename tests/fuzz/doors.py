@@ -17,11 +17,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from test_laws import TINY
+
 import vrambudget
 from fuzz import cases
 from fuzz.checks import is_text, strict, told
 from vrambudget import VramBudgetError
 from vrambudget.cli import main
+from vrambudget.cli.magic import load_ipython_extension
 from vrambudget.config.foreign.formats import FORMATS, Format
 from vrambudget.config.foreign.run_file import is_run_file, read_run_file
 from vrambudget.config.foreign.trainers import trainers
@@ -307,6 +310,45 @@ def logged(rng: Random) -> str:
     return f"exit code {code}"
 
 
+def saved(rng: Random) -> str:
+    """Hold a saved budget, parts of it changed, against its reader and the reports."""
+    budget = vrambudget.estimate({"model_type": "gpt2", **TINY["gpt2"]}, block=8, gpu="12GB")
+    values = json.loads(budget.to_json())
+    part = rng.choice(("job", "job", *values))
+    values[part] = changed(rng, values[part])
+    try:
+        found = vrambudget.Budget.from_json(cases.text_of(rng, values))
+    except VramBudgetError as error:
+        told(error)
+        return "refused"
+    strict(found.to_json())
+    assert is_text(f"{found}{found!r}{found._repr_html_()}")
+    return "read"
+
+
+class _Shell:
+    """Notes the magics that are registered; `config` is a variable of the notebook."""
+
+    def __init__(self, rng: Random) -> None:
+        self.user_ns = {"config": cases.model(rng), "In": [""]}
+        self.magics = dict[str, Any]()
+
+    def register_magic_function(self, magic: Any, _: str, name: str) -> None:
+        self.magics[name] = magic
+
+
+def noted(rng: Random) -> str:
+    """Hold a line of a notebook against `%vram`: a budget, or what a terminal would show."""
+    shell = _Shell(rng)
+    load_ipython_extension(shell)
+    line = rng.choice((" ", " ", " '", ' "', " \\")).join([*cases.words(rng), "--block", "8"])
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        found = shell.magics["vram"](line)
+    assert is_text(out.getvalue() + err.getvalue())
+    return "said" if found is None else "answered"
+
+
 @cache
 def _page() -> str:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-page-"))
@@ -343,5 +385,7 @@ DOORS = {
     "GGUF": served,
     "programs": played,
     "logs": logged,
+    "saved budgets": saved,
+    "notebooks": noted,
     "HTTP": asked,
 }

@@ -15,8 +15,9 @@ import ast
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -33,36 +34,57 @@ from vrambudget.integrations.preflight import predict
 def load_ipython_extension(shell: Any) -> None:
     """Register %vram and %%rehearse."""
 
+    @_in_two_lines
     def vram(line: str) -> Budget | None:
         """Show what a job takes: %vram gpt2 --batch 8 --gpu 12GB."""
-        words = shlex.split(line)
-        if not words or words[0] in COMMANDS or {"-h", "--help"} & {*words}:
-            with suppress(SystemExit):  # --help ends a command
-                main(words)
-            return None
-        try:
+        words = _words(line)
+        if words and words[0] not in COMMANDS and not {"-h", "--help"} & {*words}:
             return run(words, shell.user_ns)
-        except VramBudgetError as error:
-            say(error.render())
-            return None
+        with suppress(SystemExit):  # --help ends a command
+            main(words)
+        return None
 
+    @_in_two_lines
     def rehearse(line: str, cell: str) -> None:
         """Rehearse the cells that ran, and this one: %%rehearse --gpu t4 --steps 3."""
         cells = [*shell.user_ns["In"][:-1], shell.transform_cell(cell)]
+        words = _words(line)
         with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
             file = Path(folder) / "notebook.py"
-            file.write_text("\n".join(_statements(cells)), encoding="utf-8")
+            code = "\n".join(_statements(cells))
+            file.write_bytes(code.encode(errors="backslashreplace"))
             with suppress(SystemExit):  # --help ends a command
-                main(["rehearse", *shlex.split(line), "--", sys.executable, str(file)])
+                main(["rehearse", *words, "--", sys.executable, str(file)])
 
     shell.register_magic_function(vram, "line", "vram")
     shell.register_magic_function(rehearse, "cell", "rehearse")
 
 
+def _in_two_lines(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a magic that says a mistake in two lines, as the command line does."""
+
+    @wraps(magic)
+    def called(*given: str) -> Any:
+        try:
+            return magic(*given)
+        except VramBudgetError as error:
+            say(error.render())
+
+    return called
+
+
+def _words(line: str) -> list[str]:
+    """Return a line's words, as a shell has them. Raises VramBudgetError."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:  # a quotation that is not closed
+        raise VramBudgetError(f"{line!r:.200}: {error}") from None
+
+
 def _statements(cells: Iterable[str]) -> Iterator[str]:
     """Yield the statements that run without IPython; a cell that failed to parse has none."""
     for cell in cells:
-        with suppress(SyntaxError):
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # all of ast.parse
             for statement in ast.parse(cell).body:
                 text = ast.unparse(statement)
                 if "get_ipython()" not in text:

@@ -90,7 +90,8 @@ class Planner:
         self.scenario, self.wish, self.gpu, self.progress = scenario, wish, scenario.gpu, progress
         self.limit = self.gpu.available_bytes - wish.margin_bytes
         self.tried: dict[tuple[str, int], Job | None] = {}
-        self.made = dict[Job, Recording]()  # of one trace
+        self.made = dict[int, Callable[[], Recording]]()  # by batch: of one trace
+        self.made_of = scenario
         self.usage: dict[Job, Usage] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
         self.modelled_layouts = set[str]()
@@ -256,16 +257,15 @@ class Planner:
         is_alone = job.batch == 1 or self.wish.per_step is not None or job.layout.pp > 1
         if is_alone or job.shortest is not None:
             return simulate(here.config, job, here.platform)
-        if job not in self.made:
+        if job.batch not in self.made or variant(self.made_of, batch=job.batch).job != job:
             try:
                 from vrambudget.planning.shared_tape import recordings  # noqa: PLC0415 - slow
             except ImportError:  # it needs NumPy, which one GPU's plan and a plain install do not
                 return simulate(here.config, job, here.platform)
             near = 2 + job.batch // 4
             batches = range(max(2, job.batch - near), job.batch + near + 1)
-            made = recordings(here, batches)
-            self.made = {variant(here, batch=batch).job: each for batch, each in made}
-        return self.made[job]
+            self.made_of, self.made = here, dict(recordings(here, batches))
+        return self.made[job.batch]()
 
     def _room(self, job: Job) -> int:
         """Return what PyTorch has beside NCCL's buffers at their largest, and the margin."""

@@ -9,8 +9,9 @@ Moments are those where an allocation comes before a free (no other can be highe
 that another moment exceeds in every count.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -81,11 +82,22 @@ def shared_tapes(scenario: Scenario, batches: Sizes, blocks: Sizes) -> Iterator[
         yield SharedTape(indices, made.tape)
 
 
-def recordings(scenario: Scenario, batches: Sequence[int]) -> Iterator[tuple[int, Recording]]:
-    """Yield (batch, recording) of each batch: what `simulate` of that batch alone returns."""
+def recordings(
+    scenario: Scenario, batches: Sequence[int]
+) -> Iterator[tuple[int, Callable[[], Recording]]]:
+    """Yield each batch with what returns its recording: that of `simulate` of that batch alone."""
     for indices, made in _traced(scenario, batch=np.array(batches)):
-        for index, tape in SharedTape(indices, made.tape).at_points():
-            yield batches[index], replace(made, tape=tape)
+        for place, index in enumerate(indices.tolist()):
+            yield batches[index], partial(_at, made, place)
+
+
+def _at(made: Recording, place: int) -> Recording:
+    """Return the recording of one of its tape's points."""
+    sizes = [
+        int(size.values[place]) if isinstance(size, SizeVector) else size
+        for size in made.tape.sizes
+    ]
+    return replace(made, tape=replace(made.tape, sizes=sizes))
 
 
 def _traced(
