@@ -16,7 +16,7 @@ import pytest
 import vrambudget
 from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.fit import fit, largest_batch
+from vrambudget.planning.fit import Search, fit, largest_batch
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
@@ -89,20 +89,21 @@ def test_the_curve_of_a_compiled_job_costs_no_size_beyond_those_that_the_search_
     assert len(compiled) <= 4
     assert [point.batch for point in found.curve] == sorted(compiled)
     assert {found.batch, found.batch + 1} <= set(compiled)
-    assert found.batch == largest_batch(resolve("nanogpt", **job))[0]
+    assert found.batch == largest_batch(resolve("nanogpt", **job))
 
 
 def test_where_the_search_starts_does_not_matter():
     answers = {
-        largest_batch(resolve("gpt2", gpu="12GB", block=512, batch=start))[0]
+        largest_batch(resolve("gpt2", gpu="12GB", block=512, batch=start))
         for start in (1, 7, 15, 16, 3000)
     }
     assert len(answers) == 1
 
 
 def test_a_search_takes_few_tries():
-    _, tried = largest_batch(resolve(SMALL, gpu="h200", block=16, use_cache=False))
-    assert len(tried) < 50  # of more than 300,000
+    search = Search(resolve(SMALL, gpu="h200", block=16, use_cache=False), "batch", 0)
+    assert search.largest() > 300_000
+    assert len(search.points) < 50
 
 
 def test_a_margin_stays_free():

@@ -148,7 +148,7 @@ def _next_step(traced: Traced) -> str:
 
     assert scenario.gpu is not None  # noqa: S101 - a device was counted
     spare = scenario.gpu.spare_bytes
-    batch, _ = largest_batch(as_traced(traced), margin_bytes=spare)
+    batch = largest_batch(as_traced(traced), margin_bytes=spare)
     free = f"with {format_bytes(spare)} left free for a larger CUDA context"
     if batch == scenario.job.batch:
         return f"batch {batch} is the largest that fits {free}"

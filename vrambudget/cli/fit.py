@@ -83,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
         return _answer(scenario, args)
     what: What = "block" if args.longest_block else "batch"
     margin = margin_bytes(args.margin, scenario.gpu)
-    found = fit(scenario, what=what, margin_bytes=margin)
+    with working_on(f"looking for the largest {what}"):
+        found = fit(scenario, what=what, margin_bytes=margin)
     output = chosen_format(args)
     if output == "json":
         text = json.dumps(asdict(found), indent=2)

@@ -145,7 +145,7 @@ def _largest(question: Question) -> dict[str, Any]:
 
     counted = as_traced(_traced(question))
     spare = counted.gpu.spare_bytes if counted.gpu else 0
-    return {"batch": largest_batch(counted, margin_bytes=spare)[0]}
+    return {"batch": largest_batch(counted, margin_bytes=spare)}
 
 
 def _plan(question: Question) -> dict[str, Any]:

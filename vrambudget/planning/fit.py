@@ -19,13 +19,15 @@ from vrambudget.planning.search import Try, largest_by, largest_that_fits, model
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
-from vrambudget.tape.replay import fits, replay_for
+from vrambudget.tape.events import Purpose, Tape
+from vrambudget.tape.replay import fits, full_on, replay_for
 from vrambudget.units import parse_bytes
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
 
 What = Literal["batch", "block"]
+_MANY = 1024  # new tokens
 _QUARTERS = range(1, 7)  # the curve goes from a quarter of the answer to one and a half
 
 
@@ -63,7 +65,7 @@ def max_batch(
     Raises VramBudgetError for a model, a field, a GPU or a margin that makes no sense.
     """
     scenario = resolve(model, gpu=gpu, **fields)
-    return largest_batch(scenario, margin_bytes=margin_bytes(margin, scenario.gpu))[0]
+    return largest_batch(scenario, margin_bytes=margin_bytes(margin, scenario.gpu))
 
 
 def max_block(
@@ -97,11 +99,9 @@ def margin_bytes(margin: int | str | None, gpu: Gpu | None = None) -> int:
     return size
 
 
-def largest_batch(scenario: Scenario, *, margin_bytes: int = 0) -> tuple[int, list[Point]]:
-    """Return the largest batch that fits (0: none) and the points tried, in order of batch."""
-    search = Search(scenario, "batch", margin_bytes)
-    answer = search.largest()
-    return answer, [search.points[n] for n in sorted(search.points)]
+def largest_batch(scenario: Scenario, *, margin_bytes: int = 0) -> int:
+    """Return the largest batch that fits (0: none)."""
+    return Search(scenario, "batch", margin_bytes).largest()
 
 
 def fit(scenario: Scenario, *, what: What = "batch", margin_bytes: int = 0) -> Fit:
@@ -137,13 +137,27 @@ class Search:
     def point(self, n: int) -> Point:
         """Return what the scenario takes at size n."""
         if n not in self.points:
-            self.attempt(n)
+            self._replayed(n, *self._traced(n))
         return self.points[n]
 
     def attempt(self, n: int) -> Try:
-        """Try size n."""
+        """Try size n; a long answer on its GPU alone, where bounds (`tape.full_steps`) say most.
+
+        A replay of each of its steps on a GPU without limit takes seconds.
+        """
+        there, tape = self._traced(n)
+        if there.job.mode != "generate" or there.job.new <= _MANY:
+            return self._replayed(n, there, tape)
+        left = tape.alive_at(len(tape.events) - 1)
+        weights = sum(tape.sizes[i] for i in left if tape.purposes[i] is Purpose.WEIGHTS)
+        # What the tape says of steps that it sums up is a little more than they take.
+        return Try(tape.peak_requested_bytes(), weights, full_on(tape, self.limit) is None)
+
+    def _traced(self, n: int) -> tuple[Scenario, Tape]:
         there = variant(self.scenario, **{self.what: n})
-        tape = simulate(there.config, there.job, there.platform).tape
+        return there, simulate(there.config, there.job, there.platform).tape
+
+    def _replayed(self, n: int, there: Scenario, tape: Tape) -> Try:
         replayed = replay_for(tape, self.limit)
         peak, fit = replayed.peak, fits(tape, replayed.peak, self.limit)
         self.points[n] = Point(

@@ -189,7 +189,8 @@ def _eager(
 ) -> tuple[int, list[Choice], tuple[Alternative, ...], Planner | None]:
     """Return how many GPUs do, what fits them, what one trains with less, and who tried layouts.
 
-    Where one GPU trains with less, and any goal will do, several are not looked for.
+    Where one GPU trains with less, several are not looked for, unless all weights are to be trained
+    or those in 4 bits.
     """
     alone = _alone(scenario, wish, progress) if wish.gpus is None else []
     if alone:
@@ -201,7 +202,7 @@ def _eager(
             in_4bit = replace(wish, goal="qlora")
             others = _best_alone(scenario, in_4bit, progress)
             others = others or tuple(alternatives(scenario, in_4bit, progress, alone=True))
-    if others and wish.goal == "any":
+    if others and wish.goal in {"any", "lora"}:
         return 0, [], others, None
     planner = Planner(scenario, wish, progress)
     gpus, choices = _together(planner, wish)

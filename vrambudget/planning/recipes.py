@@ -32,6 +32,7 @@ from vrambudget.planning.search import Try, largest_by, largest_that_fits, model
 from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import fits, replay_for
 
 Trained = Literal["full", "lora", "qlora"]
@@ -197,6 +198,7 @@ class _Kitchen:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
         self.scenario, self.per_step, self.progress, self.skip = scenario, per_step, progress, skip
         self.gpu, self.limit = scenario.gpu, scenario.gpu.available_bytes - margin_bytes
+        self.last: tuple[Job | None, Tape] = None, Tape()
         self.parameters = count_parameters(replace(scenario, job=eager(scenario.job)))
         self.sizes: Sequence[int] = range(1, MOST_SEQUENCES + 1)
         if per_step is not None:
@@ -243,8 +245,7 @@ class _Kitchen:
 
         def attempt(batch: int) -> Try:
             self.progress()
-            there = self._at(base, batch, most=MOST_TRACED)
-            tape = simulate(there.config, there.job, there.platform).tape
+            tape = self._tape(self._at(base, batch, most=MOST_TRACED))
             if (requested := tape.peak_requested_bytes()) > self.limit:
                 return Try(requested, 0, fits=False)
             replayed = replay_for(tape, self.limit)
@@ -260,6 +261,13 @@ class _Kitchen:
             return None
         peak_bytes = peaks[batch] + self.gpu.context_bytes
         return Recipe(trains, costs, self._at(base, batch).job, peak_bytes)
+
+    def _tape(self, there: Scenario) -> Tape:
+        """Return a job's tape: that of the last one, where only segments expand that did not."""
+        plain = there.job.model_copy(update={"expandable_segments": False})
+        if plain != self.last[0] or plain.compile:
+            self.last = plain, simulate(there.config, there.job, there.platform).tape
+        return replace(self.last[1], expandable_on_bytes=there.platform.expandable_on_bytes)
 
     def _at(self, base: Scenario, batch: int, *, most: int | None = None) -> Scenario:
         """Return the job at a batch; `most`: micro-batches that are traced of many."""

@@ -149,10 +149,11 @@ def _nothing(found: Plan) -> str:
     fields = first.fields if first else {}
     changed = "loop" in fields and fields.get("block", found.block) == found.block
     loop = " in a plain PyTorch loop" if changed else ""
-    if first and first.gpus == 1 and not found.counted and found.goal == "any":
+    if first and first.gpus == 1 and not found.counted and found.goal in {"any", "lora"}:
+        more = ", or let --goal full find how many train all weights"
         return (
-            f"{found.block:,} tokens{loop} take more than one GPU: name several (--gpu 2x24GB), or"
-            " let --goal full find how many train all weights"
+            f"{found.block:,} tokens{loop}{' with lora' if found.goal == 'lora' else ''} take more"
+            f" than one GPU: name several (--gpu 2x24GB){more if found.goal == 'any' else ''}"
         )
     at = f"{found.model} at {found.block:,} tokens a sequence{loop}"
     where = _gpus(found, found.most)
