@@ -251,7 +251,7 @@ def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> li
     context.purpose = node.purpose
     if node.backward is None:
         raise ValueError(f"{node.name} ran backward already")
-    if all(gradient is None for gradient in grads):
+    if grads.count(None) == len(grads):
         return [None] * len(node.edges)
     holders = [saved for saved in node.saved if isinstance(saved, Holder)]
     if holders:

@@ -65,11 +65,17 @@ class ExpandableAllocator(CachingAllocator):
 
     def serve(self, events: Sequence[int], sizes: Sequence[int], position: int) -> None:
         """Replay all these events, the first of which is at a position of the tape."""
+        placed = self.placed
+        small, large = self.pools
         for number, event in enumerate(events):
-            if event < 0:
-                self._free(~event, sizes[~event])
-            elif sizes[event]:
-                self._allocate(position + number, event, sizes[event])
+            if event >= 0:
+                if sizes[event]:
+                    self._allocate(position + number, event, sizes[event])
+            elif block := placed[~event]:
+                size = block >> SIZE_SHIFT
+                (small if size <= SMALL else large).add(block & ADDRESS_MASK, size)
+                self._allocated -= size
+                self._requested_bytes -= sizes[~event]
 
     def segments(self) -> dict[int, int]:
         """Return the sizes of the stretches that are mapped now, by address, in bytes."""
@@ -114,16 +120,8 @@ class ExpandableAllocator(CachingAllocator):
         if self._allocated > self._peak_allocated:
             self._peak_allocated, self.peak_event = self._allocated, position
         self._requested_bytes += asked
-        self._peak_requested_bytes = max(self._peak_requested_bytes, self._requested_bytes)
-
-    def _free(self, storage: int, asked: int) -> None:
-        block = self.placed[storage]
-        if not block:
-            return
-        address, size = block & ADDRESS_MASK, block >> SIZE_SHIFT
-        self.pools[size > SMALL].add(address, size)
-        self._allocated -= size
-        self._requested_bytes -= asked
+        if self._requested_bytes > self._peak_requested_bytes:  # noqa: PLR1730 - max() is a call
+            self._peak_requested_bytes = self._requested_bytes
 
 
 class _Pool:
@@ -139,14 +137,19 @@ class _Pool:
         self.unmapped: dict[int, int] = {}  # size by address, whole pages
 
     def best_fit(self, need: int) -> int | None:
-        """Return the address of the free block to take, None where none is enough."""
+        """Return the address of the free block to take, None where none is enough.
+
+        Those behind it are no smaller, so it is taken at once where no unmapped pages follow it.
+        """
         free = self.free
         at = bisect_left(free, need << SIZE_SHIFT)
         if at == len(free):
             return None
-        room = self._room(free[at])
-        while at + 1 < len(free) and (further := self._room(free[at + 1])) < room:
-            at, room = at + 1, further
+        block = free[at]
+        if (block & ADDRESS_MASK) + (block >> SIZE_SHIFT) in self.unmapped:
+            room = self._room(block)
+            while at + 1 < len(free) and (further := self._room(free[at + 1])) < room:
+                at, room = at + 1, further
         return free[at] & ADDRESS_MASK
 
     def grown_to(self, need: int) -> int | None:
