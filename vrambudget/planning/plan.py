@@ -1,8 +1,9 @@
 """How to train a model on GPUs of a kind: `plan("llama-3.1-8b", gpu="24GB", block=2048)`.
 
 On one GPU the recipes that fit (`planning.recipes`), what gives up least first. Where none does,
-what one GPU trains with less (`planning.alternatives`), and the fewest GPUs for which any layout
-fits, with every layout that fits them, the cheapest for each token first (`planning.multi_gpu`). Of
+what one GPU trains with less (`planning.alternatives`); where there is nothing, or all weights or
+those in 4 bits are to be trained, the fewest GPUs for which any layout fits, with every layout that
+fits them, the cheapest for each token first (`planning.multi_gpu`). Of
 GPUs with a number (gpu="4x24GB", "2x8xh100") every layout that fits them, each with the largest
 batch; where none does, what one of them trains, or all with less. A job that is compiled is planned
 for one GPU.
