@@ -312,6 +312,21 @@ def test_a_view_that_unknown_values_are_written_into_makes_its_base_unknown():
         estimate(unknown, **fields)
 
 
+def test_states_are_taken_to_be_finite_and_memory_that_was_never_written_is_not_read():
+    """BART's encoder asks in float16; the values of weights are nobody's."""
+    followed()
+
+    class Looks(torch.nn.Linear):
+        def forward(self, x):
+            y = super().forward(x) + torch.empty(4, device=x.device)
+            if not torch.isfinite(y).all():
+                raise AssertionError
+            return y.sum() if torch.empty(1, device=x.device) > 0 else y
+
+    with pytest.raises(NotModelledError, match="reads a value back"):
+        estimate(Looks(4, 4), inputs=[torch.zeros(2, 4)], mode="eval")
+
+
 def test_a_module_without_a_loss_is_told_to_bring_one():
     pytest.importorskip("torch")
     with pytest.raises(NotModelledError, match="outputs have no loss") as caught:

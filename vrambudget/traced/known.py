@@ -27,6 +27,10 @@ _OF_SHAPES = {
 """Functions, by name, of whose argument in this place only the shape and the type decide."""
 
 
+_FINITE = {"isfinite": True, "isnan": False, "isinf": False}
+"""What finite numbers answer, as weights and activations are taken to be."""
+
+
 class Known:
     """How a value was made, and the value once it was asked for."""
 
@@ -51,6 +55,9 @@ def of_tensor(x: torch.Tensor) -> Known:
 def of(func: Any, given: Any, mode: Any) -> Known | None:
     """Return the value of a call's result, if those of all its arguments are known."""
     found = _arguments(given, mode, _by_shape(func, given[0], mode))
+    if found is None and func.__name__ in _FINITE:
+        shape = tuple(given[0][0].shape)
+        return Known(lambda: torch.full(shape, _FINITE[func.__name__]))
     return None if found is None else Known(lambda: worked_out(func, *found))
 
 
@@ -159,8 +166,10 @@ def _is_too_large(counted: Any) -> bool:
     return elements > (_MOST_OF_MASKS if counted.v.dtype is bool_ else _MOST)
 
 
-def made(func: Any, given: Any) -> Known:
+def made(func: Any, given: Any) -> Known | None:
     """Return the value of what a call makes out of nothing, or of tensors on the CPU."""
+    if func is torch.empty:  # a weight's to be
+        return None
     args, kwargs = given
     return Known(lambda: worked_out(func, args, kwargs))
 
