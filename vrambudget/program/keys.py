@@ -63,7 +63,7 @@ def bound_keys(  # noqa: C901 - one rule a kind of key
     derive(program, sizes)
     check_guards(program, sizes)
     for row in program.stacks:
-        Stack(row, sizes, program.where)  # raises where so many layers were not recorded
+        Stack(row, sizes, program)  # raises where so many layers were not recorded
     return sizes
 
 

@@ -2,14 +2,15 @@
 
 A `repeat` holds a cycle of layers as they were recorded, first layer `first`, `period` of them. In
 each further round the tensors that it makes get names of their own ("t30.2"), its layers their
-numbers, and what it took from before it is what the round before made (`carry`).
+numbers, and what it took from before it is what the round before made (`carry`). A model that has
+only the layers before the cycle ends with the last of them, where that does what the last one does.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vrambudget.errors import NotModelledError, TooLargeError
-from vrambudget.program.form import Program, Row, is_tensor
+from vrambudget.program.form import Program, Row, is_tensor, with_paths
 
 MOST_LAYERS = 2**11
 MOST_ROWS = 1_000_000
@@ -19,18 +20,23 @@ MOST_ROWS = 1_000_000
 class Stack:
     """A list of layers: how many there are, and which of them were recorded."""
 
-    def __init__(self, row: Any, depths: Mapping[str, int], where: str) -> None:
+    def __init__(self, row: Any, depths: Mapping[str, int], program: Program) -> None:
+        self.is_short = False  # it has no layer behind those before the cycle
         self.path: str
         self.first: int
         self.recorded: int
         self.path, self.key, self.first, self.period, self.recorded, self.checkpoints = row
         self.layers: int = self.recorded if self.key is None else depths[self.key]
-        self.rounds = 1
+        self.rounds, where = 1, program.where
         if self.period is None:
             if self.layers != self.recorded:
                 raise NotModelledError(
                     f"{self.key} is {self.layers}; the program is of {self.recorded}", where=where
                 )
+            return
+        self.is_short = self.layers == self.first and shortened(program, self) is not None
+        if self.is_short:
+            self.rounds = 0
             return
         self.rounds, rest = divmod(self.layers - self.first - 1, self.period)
         if rest or self.rounds < 0 or self.layers > MOST_LAYERS:
@@ -77,9 +83,14 @@ class Unfolded:
 
     def __init__(self, program: Program, depths: Mapping[str, int]) -> None:
         self.program = program
-        self.stacks = [Stack(row, depths, program.where) for row in program.stacks]
+        self.stacks = [Stack(row, depths, program) for row in program.stacks]
         self.each: dict[str, list[str]] = {}  # the names of a cycle's tensor, round by round
-        self.code = list(self._code(program.code))
+        rows = program.code
+        for stack in self.stacks:
+            if stack.is_short:
+                rows, names = shortened(program, stack, rows) or (rows, {})
+                self.each |= {last: [own] for last, own in names.items()}
+        self.code = list(self._code(rows))
 
     def forms(self, stack: Stack) -> list[int]:
         """Return of each layer a number that layers share whose instructions are the same."""
@@ -109,8 +120,12 @@ class Unfolded:
         """Yield how the model is built; neighbouring rows of a cycle are repeated together."""
         block: list[Row] = []
         inside: Stack | None = None
+        ends = tuple(f"{s.path}.{s.recorded - 1}." for s in self.stacks if s.is_short)
         for word, value in rows:
-            found = self._within(value if isinstance(value, str) else value[0])
+            name = value if isinstance(value, str) else value[0]
+            if ends and f"{name}.".startswith(ends):
+                continue
+            found = self._within(name)
             if found is not inside or found is None:
                 yield from self._rounds(block, inside)
                 block, inside = [], found
@@ -185,6 +200,37 @@ class Unfolded:
             elif value is not None:
                 found.append(self.each.get(value, [value])[-1])
         return found
+
+
+def shortened(
+    program: Program, stack: Stack, rows: list[Row] | None = None
+) -> tuple[list[Row], dict[str, str]] | None:
+    """Return rows without a stack's cycle and last layer, and names of what that layer made.
+
+    None where the layer before the cycle does something else than the last one.
+    """
+    rows = program.code if rows is None else rows
+    repeats = {row[1][0]: i for i, row in enumerate(rows) if row[0] == "repeat"}
+    if stack.path not in repeats:  # none of its layers is called
+        return rows, {}
+    begin = repeats[stack.path]
+    before, last = (f"{stack.path}.{n}" for n in (stack.first - 1, stack.recorded - 1))
+    forms = _forms(program.code)
+    if forms.get(before) != forms.get(last, ""):
+        return None
+    enters = {path: i for i, (path, row) in enumerate(with_paths(rows)) if row[0] == "enter"}
+    end = next(i for i in range(enters[last], len(rows)) if rows[i][0] == "leave") + 1
+    (*_, at), cycle = (row for row in rows[:end] if row[0] == "at"), rows[begin:end]
+    own, made = (
+        [name for row in part for name in makes(*row)]
+        for part in (rows[enters[before] : begin], rows[enters[last] : end])
+    )
+    gone = {v for w, v in cycle if w == "del" and isinstance(v, str)}
+    if len(own) != len(made) or gone - {*own, *(n for row in cycle for n in makes(*row))}:
+        return None
+    names = dict(zip(made, own, strict=True))
+    after = [(w, renamed(v, names, str)) if w != "at" else (w, v) for w, v in rows[end:]]
+    return [*rows[:begin], at, *after], names
 
 
 def _forms(code: list[Row]) -> dict[str, str]:
