@@ -13,7 +13,6 @@ from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 
 LAYERS = {
-    "bart": "encoder_layers",
     "gpt2": "n_layer",
     "nanogpt": "n_layer",
     "mt5": "num_layers",
@@ -83,7 +82,6 @@ ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernb
 # of 20 layers; four, where nothing is said
 TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
 TRACED |= {"mt5": 40, "t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
-TRACED |= {"bart": 4 + 2}  # two more in the decoder
 
 
 def scenario_of(name, fields, values=None, layers=9):

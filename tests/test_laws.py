@@ -40,9 +40,6 @@ LATENT |= {
     "topk_group": 1,
 }
 TINY: dict[str, dict[str, Any]] = {
-    "bart": {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "encoder_layers": 2}
-    | {"decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    | {"vocab_size": 50, "max_position_embeddings": 64},
     "deberta-v2": {**DECODER, "relative_attention": True, "position_buckets": 8}
     | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p"}
     | {"position_biased_input": False},

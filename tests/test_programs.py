@@ -20,6 +20,7 @@ from vrambudget.program.reading import read
 from vrambudget.program.writing import written
 from vrambudget.scenario import config_of, platform_of, resolve
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Purpose
 from vrambudget.tape.replay import replay
 
 DEEPER = {"glm4_moe", "hy_v3", "glm4_moe_lite"}  # their records have two layers
@@ -152,6 +153,31 @@ def test_rows_longer_than_a_table_of_positions_are_refused(name):
     assert resolve(model, block=64).job.block == 64
     with pytest.raises(VramBudgetError, match="block is 65; the model has positions for 64 tokens"):
         resolve(model, block=65)
+
+
+def test_a_model_of_one_layer_ends_with_its_first(monkeypatch):
+    """Two and three differ by a layer, one and two by the same one, and what it saves."""
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
+    model = {"model_type": "blenderbot", "d_model": 64, "vocab_size": 300, "encoder_layers": 2}
+    fields = {"optimizer": "none", "precision": "bf16", "block": 64}
+    found = []
+    for layers in (1, 2, 3):
+        config = config_of(find_model({**model, "decoder_layers": layers}))
+        found.append(_peak(config, job_of(config, **fields)).requested_bytes)
+
+    assert found[1] - found[0] == found[2] - found[1] > 0
+
+
+def test_what_is_generated_is_played_of_a_program_for_each_call():
+    """An encoder, a first and a further token; caches grow, or have room for all."""
+    calls = {tuple(own.when["call"]) for own in program_at(PROGRAMS["bart"]).every()}
+    assert calls == {("whole",), ("encode",), ("first",), ("next",)}
+    model = {"model_type": "bart", "d_model": 32, "vocab_size": 40, "decoder_layers": 1}
+    scenario = resolve(model, mode="generate", prompt=9, new=3, batch=2, cache="static")
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    of_cache = zip(tape.sizes, tape.purposes, strict=True)
+    kept = sum(size for size, purpose in of_cache if purpose is Purpose.KV_CACHE)
+    assert kept == 2 * (3 + 9) * 2 * 32 * 2 + 2 * 8  # of own and prompt's tokens, and two lengths
 
 
 def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):

@@ -78,6 +78,8 @@ class Bound:
         options = {key: self._argument(x) for key, x in options.items()}
         if module is not None:
             return _of_module(path, args[module], outs)
+        if name.startswith("cache."):
+            return _cached(name, path, outs, args)
         run = self._values.function(name)
         arguments = _Arguments(args)
         if name == "dropout.dropout":
@@ -210,6 +212,23 @@ def _attention(
         named = dict(zip(keys, given(env), strict=True))
         named["dropout"] = rate if state.run.training else 0.0
         _put(env, outs, function(*arguments(env), **named))
+
+    return step
+
+
+def _cached(name: str, path: str, outs: list[str], args: list[str]) -> Step:
+    """Bind a step of an encoder-decoder's cache (recording.generation), of the layer that runs."""
+    number = next((int(part) for part in path.split(".") if part.isdigit()), 0)
+
+    def step(env: Env, state: Any) -> None:
+        is_cross = name in {"cache.update_cross", "cache.read"}
+        cache = state.cache.cross_attention if is_cross else state.cache.self_attention
+        layer = cache.layers[number]
+        if name == "cache.length":
+            env[outs[0]] = layer.cumulative_length
+            return
+        found = layer.update(*[env[x] for x in args]) if args else (layer.keys, layer.values)
+        env.update(zip(outs, found, strict=True))
 
     return step
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
-from vrambudget.config.model_config import ModelConfig
-from vrambudget.config.settings import Field
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import as_numbers, checked_version
 from vrambudget.dtypes import float32
@@ -22,6 +20,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import LARGEST
 from vrambudget.expressions import value as size_of
 from vrambudget.program.form import Program, Variant
+from vrambudget.program.generator import CALLS, Generator, GeneratorConfig
 from vrambudget.program.guards import check_guards, derive
 from vrambudget.program.jobs import has_experts, not_recorded
 from vrambudget.program.keys import TRACED, bound_keys, said_by, skipped_at_random, unknown_in
@@ -35,11 +34,9 @@ _VERSION = "5.17"
 """Of transformers, where a program names none for its jobs."""
 
 
-class ProgramConfig(ModelConfig):
+class ProgramConfig(GeneratorConfig):
     """The keys as they were found, the programs, and the job."""
 
-    keys: Mapping[str, Any] = Field(default_factory=dict, description="the configuration")
-    programs: tuple[Variant, ...] = ()
     job: Job | None = None
 
     loads_in_4bit = False
@@ -71,11 +68,6 @@ class ProgramConfig(ModelConfig):
         """The ways of checkpointing that its code has."""
         with self.named_errors():
             return ("none", "full") if any(row[5] for row in self.first.stacks) else ("none",)
-
-    @property
-    def first(self) -> Program:
-        """The program that stands for all where they do not differ."""
-        return self.programs[0].program
 
     @property
     def default_block(self) -> int:
@@ -171,7 +163,8 @@ class ProgramConfig(ModelConfig):
         if job.image_size and not self.is_file:  # its table of positions is as large
             keys["image_size"] = job.image_size
         own = self.model_copy(update={"job": job, "programs": programs, "keys": keys})
-        if job.task is None or self.is_file or job.compile or not isinstance(job.batch, int):
+        is_played = self.is_file or job.compile or job.mode == "generate"  # nothing else can
+        if job.task is None or is_played or not isinstance(job.batch, int):
             return own
         if job.attention_mask not in {None, "none"} and not own.reads_attention_mask:
             return own  # it is refused by name
@@ -194,20 +187,20 @@ class ProgramConfig(ModelConfig):
         except NotModelledError:
             return None
 
-    def chosen(self, task: Task) -> tuple[Program, dict[str, int]]:
+    def chosen(self, task: Task, call: str = "whole") -> tuple[Program, dict[str, int]]:
         """Return the program that was recorded for such a job, and its sizes.
 
         Raises NotModelledError, with the first reason, where none was.
         """
         job, refusal = self.job, None
-        is_read = task == "seq2seq-lm" and self.sound_shape is None
-        if job is not None and is_read and job.target_len not in {None, job.block}:
+        own_length = job is not None and job.target_len not in {None, job.block}
+        if own_length and self.sound_shape is None and "target" not in self.first.sizes:
             raise NotModelledError(
                 f"{self.model_type} with labels of another length was not recorded", hint=TRACED
             )
         for variant in self.programs:
             try:
-                self._hold(variant, task)
+                self._hold(variant, task, call)
                 with self.named_errors():
                     return variant.program, self._sizes(variant.program)
             except NotModelledError as error:
@@ -219,9 +212,9 @@ class ProgramConfig(ModelConfig):
         """Return what the program is simulated in."""
         return named_errors(self.first.where)
 
-    def _hold(self, variant: Variant, task: Task) -> None:
+    def _hold(self, variant: Variant, task: Task, call: str) -> None:
         """Raise NotModelledError where a variant is of another job."""
-        wrong = not_recorded(variant.when, task, self.job)
+        wrong = not_recorded(variant.when, task, self.job, call)
         if wrong is not None:
             raise NotModelledError(f"{self.model_type} {wrong} was not recorded", hint=TRACED)
 
@@ -243,7 +236,8 @@ class ProgramConfig(ModelConfig):
             )
         length = job.target_len if hears else job.block
         if isinstance(length, int):
-            check_guards(program, {**sizes, "length": length, "batch": job.batch})
+            jobs = {"length": length, "batch": job.batch, "target": job.target_len or length}
+            check_guards(program, sizes | jobs)
         return sizes
 
     @property
@@ -289,6 +283,10 @@ class ProgramConfig(ModelConfig):
 
     def build(self, task: Task) -> Any:
         """Return the model, its weights allocated."""
+        if self.job is not None and self.job.mode == "generate" and self.new_cache() is not None:
+            calls = {name: self.chosen(task, name)[0] for name in CALLS}
+            own = bound_keys(self.first, self.keys)
+            return Generator(self.first, calls, own, said_by(self.first, self.keys, self.job))
         program, sizes = self.chosen(task)
         if "cublas_bytes" in program.source:
             context.platform = replace(

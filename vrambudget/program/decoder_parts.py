@@ -12,7 +12,6 @@ from typing import Any
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.context import context
 from vrambudget.models.parts.attention import EagerAttention, attend, eager_attention
-from vrambudget.models.parts.cache import Cache
 from vrambudget.program.bound import Bound, Env, Step
 from vrambudget.program.form import Program, Row, with_paths
 from vrambudget.program.layers import ENDS, Forward, State, steps_of
@@ -25,7 +24,6 @@ class Pass(State):
     """What the parts of a layer share, and what the pass that runs is of."""
 
     number: int = 0  # of the layer
-    cache: Cache | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
     dtype: DType = float32  # of the hidden states

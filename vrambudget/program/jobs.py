@@ -10,10 +10,15 @@ from vrambudget.config.settings import show
 from vrambudget.program.form import Program
 
 
-def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> str | None:
-    """Return what of a job a recording says nothing of, None where it says all."""
-    if task not in when.get("task", [task]):
-        return f"for {task}"
+def not_recorded(
+    when: Mapping[str, list[Any]], task: Task, job: Job | None, call: str
+) -> str | None:
+    """Return what of a job a recording says nothing of, None where it says all.
+
+    `call`: one of those that `generate` makes, or a "whole" forward pass.
+    """
+    if task not in when.get("task", [task]) or call not in when.get("call", ["whole"]):
+        return f"for {task}" if call in when.get("call", ["whole"]) else "that generates"
     if job is None:
         return None
     # A checkpointed layer that trains is called without the cache (GradientCheckpointingLayer).
@@ -25,6 +30,8 @@ def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> 
         "use_cache": bool(job.use_cache) and not drops_cache,
         "channels_last": job.channels_last,
         "weights": "32 bit" if job.weight_dtype == "fp32" else "16 bit",
+        "cache": job.cache if job.cache in {"none", "static"} else "dynamic",
+        "padding": job.padding != "none",
         "fp16": job.weight_dtype == "fp16",
         "autocast": job.autocast_dtype is not None,
         "image_size": job.image_size,
@@ -36,7 +43,6 @@ def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> 
     if evaluates and "model_mode" in when:
         return "where it evaluates"
     for wrong, what in (
-        (job.mode == "generate", "that generates"),
         (drops_cache and job.use_cache and job.evaluates, "that evaluates with a cache"),
         (job.experts != "grouped_mm", f"with experts run {job.experts}"),
         (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),

@@ -41,6 +41,7 @@ class State:
     paths: dict[str, int] = field(default_factory=dict)
     blocks: dict[str, Block] = field(default_factory=dict)  # of layers, by path
     run: Forward | None = None
+    cache: Any = None  # of the pass
     entered: Callable[[str], None] | None = None  # hears whose instructions follow
 
     def prepare(self, model: Module) -> None:
@@ -99,10 +100,7 @@ class Block:
             own.append(row)
             at = row if row[0] == "at" else at
             if row[0] == "leave":
-                block = cls(own, bound, state, layer)
-                assert layer is not None  # noqa: S101 - it was entered
-                state.blocks[layer] = block
-                yield block
+                yield cls(own, bound, state, layer)
                 own, layer = [at] if at is not None else [], None
         yield cls(own, bound, state)
 
@@ -115,6 +113,7 @@ class Block:
             return
         module, run = self._state.modules[self.layer], self._state.run
         assert run is not None  # noqa: S101 - a pass runs
+        self._state.blocks[self.layer] = self
         context.grad_enabled, context.autocast = run.grad, run.autocast  # as its caller has them
         result = module(*[env[name] for name in self.inputs])
         if len(self.outputs) == 1:

@@ -51,6 +51,7 @@ class Played(Module):
         self._rows = unfolded(program, sizes)
         self._state = State()
         self._bound: dict[Any, list[Block]] = {}
+        self._further: dict[str, int] = {}  # sizes that no tensor of a batch has
         with made_for(Purpose.WEIGHTS):
             self._lay(self._values(sizes))
         source = program.source
@@ -124,7 +125,7 @@ class Played(Module):
                 f"the program takes {', '.join(wanted)}, and the job feeds {', '.join(batch)}",
                 hint="pip install 'vrambudget[torch]' traces the model itself",
             )
-        sizes = self._sizes_of(wanted, given)
+        sizes = self._sizes_of(wanted, given) | self._further
         without = frozenset(missing | {COUNT} if "labels" in missing else missing)
         blocks = self._blocks(sizes, without)
         env: Env = {named: given[name] for name, _, _, named in program.inputs if name in given}

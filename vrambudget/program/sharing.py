@@ -60,7 +60,7 @@ def together(
 ) -> list[Shared]:
     """Return the lines of programs, those of several once; `names`: what tensors are named by."""
     found: list[Shared] = []
-    most = max((len(given) for given in names or ()), default=0)
+    most = max((int(name[1:]) for given in names or () for name in given.values()), default=0)
     for number, program in enumerate(programs):
         own = list(_lines(program, number, {} if names is None else names[number]))
         known = None if names is None else _Names(names[number], most)

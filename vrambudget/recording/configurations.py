@@ -14,13 +14,13 @@ from vrambudget.config.versions import installed_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import value as value_of
 from vrambudget.program.form import COUNT, Program
+from vrambudget.recording.generation import CALLED
 from vrambudget.recording.keys import OF_FILES, Defaults, Values, flattened, nested
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import UnfitError
-from vrambudget.recording.probing import Prober, Verdicts
+from vrambudget.recording.probing import JOBS, Prober, Verdicts
 from vrambudget.recording.programs import Model, Probe, joined, program_of
 from vrambudget.recording.rows import inserted, kinds_of, rates_in
-from vrambudget.recording.runs import BATCH
 
 _HEADS = (
     ("hidden_size", "num_attention_heads"),
@@ -42,8 +42,6 @@ _WEIGHTS: dict[str, Values] = {
     "fp16": {"weights": "16 bit", "autocast": False},
 }
 """Where a model's code asks for types: the precisions that have a program each."""
-
-_JOBS = {"batch", "length"}
 
 _DECISIVE = {"task", "use_cache", "attention", "causal_mask"}
 """Fields of a job that decide what a model's code does, besides its mask."""
@@ -120,12 +118,13 @@ class Recorder(Prober):
             except UnfitError as problem:
                 error = error or problem
                 continue
+            verdicts.folds = verdicts.folds or {row[0]: row[2:4] for row in program.stacks}
             program.keys = self._keys(own, list(free), verdicts)
             if pixels := self.base.facts["inputs"].get("pixel_values"):  # a job may say their size
                 size = dict.fromkeys(("is", "default"), int(pixels[0][-1]))
                 program.keys.setdefault("image_size", size)
             program.source["others"] = self._others(program.keys)
-            return Recorded(program, [*free, "batch", "length"], sorted(own), 0, verdicts)
+            return Recorded(program, [*free, *self._own_jobs], sorted(own), 0, verdicts)
         raise error or UnfitError("no changed sizes can be recorded together")
 
     def _others(self, keys: Values) -> list[str]:
@@ -139,19 +138,17 @@ class Recorder(Prober):
         flat = flattened(self._full)
         base = {
             **{k: int(flat[k]) for k in (*free, *self._tied)},
-            "batch": BATCH,
-            "length": self._length,
+            **self._own_jobs,
         }
         own: str = self._job.get("precision", "bf16")
         plan = [({**base, k: v}, own) for k, v in free.items()]
-        plan += [({**base, "batch": BATCH + 2}, own), ({**base, "length": self._length + 4}, own)]
+        longer = {"batch": 2, "length": 4, "target": 6, "room": 10}
+        plan += [({**base, k: size + longer[k]}, own) for k, size in self._own_jobs.items()]
         plan += [] if "precision" in self._job else [(base, "fp32"), (base, "amp-bf16")]
         probes = [Probe(dict(base), own, self.base), *(self._probe(*row) for row in plan)]
         probes += self._together(free, base)
-        lone = [
-            self._probe({**base, "length": 1}, own),
-            self._probe({**base, "batch": 1}, own),
-        ]
+        alone = ("batch", "length") if "call" in self._job else self._own_jobs
+        lone = [self._probe({**base, key: 1}, own) for key in alone]
         derived = self._sizes_per_head(list(free))
         for probe in (*probes, *lone):
             probe.sizes |= {name: value_of(text, probe.sizes) for name, text in derived.items()}
@@ -159,6 +156,7 @@ class Recorder(Prober):
             source=self._source(),
             when=self._when(),
             depths=self.depths(),
+            folds=verdicts.folds,
             derived=derived,
             lone=lone,
         )
@@ -180,13 +178,13 @@ class Recorder(Prober):
         self, sizes: dict[str, int], precision: str, values: Values | None = None, **job: Any
     ) -> Probe:
         sizes = sizes | {key: sizes[other] for key, other in self._tied.items()}
-        own = {k: v for k, v in sizes.items() if k not in {"batch", "length"}}
-        job |= {"batch": sizes["batch"], "block": sizes["length"], "precision": precision}
+        own = {k: v for k, v in sizes.items() if k not in JOBS}
+        job |= {JOBS[k]: sizes[k] for k in self._own_jobs} | {"precision": precision}
         found = self._recording({**nested(self._full, own), **(values or {})}, **job)
         return Probe(dict(sizes), precision, found)
 
     def _facts(self, probe: Probe, values: Values) -> Any:
-        known = {k: v for k, v in probe.sizes.items() if k in flattened(self._full) or k in _JOBS}
+        known = {k: v for k, v in probe.sizes.items() if k in flattened(self._full) or k in JOBS}
         return self._probe(known, probe.precision, values, ends_built=True).recording.facts
 
     def _unlabelled(self) -> Listener | None:
@@ -214,12 +212,14 @@ class Recorder(Prober):
         """Record with all free sizes changed at once, and further, as far as the model takes it."""
         found, own_precision = [], self._job.get("precision", "bf16")
         for factor, extra in ((1, 4), (2, 8), (3, 12)):
-            batch, length = base["batch"] + 2 + factor, base["length"] + 4 + extra
+            longer = {"batch": 2 + factor, "length": 4 + extra, "target": 7 + 2 * extra}
+            longer["room"] = 40 + 3 * extra
+            jobs = {k: size + longer[k] for k, size in self._own_jobs.items()}
             own = {k: v * factor for k, v in free.items()}
             for left_out in [None, *own]:
                 sizes = {**base, **{k: v for k, v in own.items() if k != left_out}}
                 try:
-                    made = self._probe({**sizes, "batch": batch, "length": length}, own_precision)
+                    made = self._probe(sizes | jobs, own_precision)
                     self._same(made.recording)
                 except (VramBudgetError, UnfitError):
                     continue
@@ -235,6 +235,9 @@ class Recorder(Prober):
         }
         if self.ignores_count:
             found["ignores"] = [COUNT]
+        if "target" in self._own_jobs:  # what its generation begins and ends with
+            found["special_tokens"] = 2 + (self._own.get("bos_token_id") is not None)
+            found["forces_last_token"] = self._own.get("forced_eos_token_id") is not None
         return found
 
     def _when(self) -> Values:
@@ -242,6 +245,9 @@ class Recorder(Prober):
         said = {k: v for k, v in self._job.items() if k in _DECISIVE}
         if "precision" in self._job:
             said |= _WEIGHTS[self._job["precision"]]
+        if "call" in self._job:
+            return said | {k: v for k, v in self._job.items() if k in CALLED and k != "room"}
+        said |= {"call": "whole"} if "target" in self._own_jobs else {}
         mask = self._job.get("attention_mask", self._job.get("rows"))
         said["attention_mask"] = mask is not None
         if mask is not None:
@@ -256,8 +262,8 @@ class Recorder(Prober):
     def _keys(self, conditions: Values, free: list[str], verdicts: Verdicts) -> Values:
         """Return what a configuration must say: its keys, with what holds where it says nothing."""
         found: Values = {}
-        defaults = Defaults(self._full["model_type"], [*free, *self._tied])
         depths = {key: self._full[key] for key in self.depths().values()}
+        defaults = Defaults(self._full["model_type"], [*free, *self._tied, *depths])
         for key in [*free, *self._tied, *depths]:
             found[key] = {"free": True, **defaults.of(key)}
         for key in self._rates:

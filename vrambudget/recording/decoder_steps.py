@@ -43,7 +43,7 @@ class _KeysAndValues(transformers.DynamicCache):
                 empty((*x.shape[:2], self.past, x.shape[3]), x.dtype) for x in given
             )
         made = layer.update(*given)
-        return _step("cache.update", made, [key_states, value_states])
+        return step(_heard[-1], "cache.update", made, [key_states, value_states])
 
 
 def _attend(
@@ -52,7 +52,9 @@ def _attend(
     output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0, is_causal=False)
     made = output, empty((1,), query.v.dtype)
     cap = {"softcap": given["softcap"]} if given.get("softcap") else {}
-    return _step("attention.attend", made, [query, key, value, mask], dropout=dropout, **cap)
+    return step(
+        _heard[-1], "attention.attend", made, [query, key, value, mask], dropout=dropout, **cap
+    )
 
 
 def _experts(_module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
@@ -64,18 +66,18 @@ def _experts(_module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: 
         inputs=trained,
         backward=lambda _: tuple(empty(*layout) for layout in layouts),
     )
-    return _step("experts", (made,), [hidden_states, top_k_index, top_k_weights])[0]
+    return step(_heard[-1], "experts", (made,), [hidden_states, top_k_index, top_k_weights])[0]
 
 
 def _mask(*_: Any, **given: Any) -> Any:
     batch, length, _width = given["inputs_embeds"].shape
-    return _step("mask", (empty((int(batch), 1, 1, int(length)), bool_),), [])[0]
+    return step(_heard[-1], "mask", (empty((int(batch), 1, 1, int(length)), bool_),), [])[0]
 
 
 def _alibi(tokens: Any, heads: int, dtype: Any) -> Any:
     rows, length = tokens.shape
     made = empty((int(rows) * int(heads), 1, int(length)), dtype_of(dtype))
-    return _step("alibi", (made,), [])[0]
+    return step(_heard[-1], "alibi", (made,), [])[0]
 
 
 def counted(v: Tensor) -> TracedTensor:
@@ -87,9 +89,10 @@ def counted(v: Tensor) -> TracedTensor:
 _heard: list[Listener] = []  # the recording that runs, and what it is recorded with
 
 
-def _step(name: str, results: tuple[Tensor, ...], given: list[Any], **options: Any) -> Any:
+def step(
+    listener: Listener, name: str, results: tuple[Tensor, ...], given: list[Any], **options: Any
+) -> Any:
     """Write down that a shared function is called, whose results these are."""
-    listener = _heard[-1]
     names = [listener.fresh() for _ in results]
     own = {key: listener.encoded(value) for key, value in options.items()}
     listener.emit("op", name, names, [x.named for x in given], own)
@@ -137,7 +140,9 @@ def steps_for(model_type: str, rows: int, past: int) -> Iterator[_Heard]:
             every = made if isinstance(made, tuple) else (made,)  # complex numbers are one
             first = every[0].v
             heard.facts |= {"rotary_width": int(first.shape[-1]), "tables": first.dtype.name}
-            found = _step("rotary", tuple(empty(t.v.shape, t.v.dtype) for t in every), [])
+            found = step(
+                _heard[-1], "rotary", tuple(empty(t.v.shape, t.v.dtype) for t in every), []
+            )
             return found if isinstance(made, tuple) else found[0]
 
         return tables

@@ -52,14 +52,21 @@ def _numbers(code: list[Instruction], stack: str) -> Iterator[int | None]:
 
 
 class Folded:
-    """The rows of a stack, folded; `period` is None where its layers do not recur."""
+    """The rows of a stack, folded; `period` is None where its layers do not recur.
 
-    def __init__(self, code: list[Instruction], stack: str, layers: int) -> None:
+    `like`: how they recur where they are called, for code that calls none.
+    """
+
+    def __init__(
+        self, code: list[Instruction], stack: str, layers: int, like: list[int] | None = None
+    ) -> None:
         self.stack, self.layers = stack, layers
         self.first: int | None = None
         self.period: int | None = None
         self._code = code
         self._split()
+        if like is not None and not self._units:
+            self.first, self.period = like
         if [unit.number for unit in self._units] != list(range(layers)):
             return
         self._find()
@@ -125,7 +132,7 @@ class Folded:
 
     def rows(self, held: list[Any]) -> tuple[list[Instruction], list[Any]]:
         """Return the code with the cycle once, and the result's names accordingly."""
-        if self.first is None or self.period is None:
+        if self.first is None or self.period is None or not self._units:
             return self._code, held
         first, period = self.first, self.period
         head = [row for unit in self._units[:first] for row in unit.rows]

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
+from types import NoneType
 from typing import Any
 
 import torch
@@ -163,9 +164,10 @@ def note_model(listener: Listener, model: Any, start: int) -> None:
 
 
 def _patches(model: Any) -> Iterator[torch.nn.Module]:
-    """Yield input embeddings that are no tables, whose output PEFT lets require a gradient.
+    """Yield input embeddings that are no plain tables: their output requires a gradient for PEFT.
 
-    An image's patches, and the first convolution of what is heard (enable_input_require_grads).
+    An image's patches, the first convolution of what is heard, BART's tables, which multiply
+    (enable_input_require_grads).
     """
     seen = set()
     for each in model.modules():
@@ -175,7 +177,7 @@ def _patches(model: Any) -> Iterator[torch.nn.Module]:
             found = each.get_input_embeddings()
         except (AttributeError, NotImplementedError):
             continue
-        if isinstance(found, torch.nn.Embedding | None) or id(found) in seen:
+        if type(found) in {torch.nn.Embedding, NoneType} or id(found) in seen:
             continue
         seen.add(id(found))
         yield found

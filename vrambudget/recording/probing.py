@@ -18,6 +18,7 @@ from vrambudget.config.model_config import HARMLESS_VALUES, IGNORED_KEYS
 from vrambudget.errors import VramBudgetError
 from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.recording.fitting import Fitter
+from vrambudget.recording.generation import sizes_of
 from vrambudget.recording.keys import Values, flattened, nested, others
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, UnfitError, code_of
@@ -40,6 +41,8 @@ _NEVER = {
     "stage_names",  # of a backbone, made of its depth
     *DEPTHS,
 }
+JOBS = {"batch": "batch", "length": "block", "target": "target_len", "room": "room"}
+"""Sizes of a job, and the fields that say them."""
 _LABELS = {"id2label", "label2id"}
 _CLASSES = 5
 """Of a classifier that is recorded: a number that no other size is."""
@@ -55,6 +58,7 @@ class Verdicts:
     activations: list[str] = field(default_factory=list)
     builds: dict[str, bool] = field(default_factory=dict)  # keys of building, with the other value
     built: list[Any] | None = None  # how, once it was recorded
+    folds: dict[str, list[int]] = field(default_factory=dict)  # of stacks: first layer and period
 
 
 class Prober:
@@ -86,9 +90,21 @@ class Prober:
         self._full |= {key: self._full[other] for key, other in tied.items()}
         self._sizes = frozenset(k for k, v in self._full.items() if type(v) is int) - _NEVER
         self._made: dict[str, Listener] = {}
+        self._own_jobs = {"batch": BATCH, "length": self._length}
+        if "call" in job:
+            self._has_sizes(sizes_of(job, self._length))
         self.base = self._recording()
+        if job.get("task") == "seq2seq-lm" and {"labels", "input_ids"} <= {
+            *self.base.facts["inputs"]
+        }:
+            self._has_sizes({"target": self._length - 9})
+            self.base = self._recording()
         self.ignores_count = False  # whether it is given, and changes nothing
         self.plain = self._counting()  # where Trainer's count of labels changes what is done
+
+    def _has_sizes(self, found: Mapping[str, int]) -> None:
+        self._own_jobs |= found
+        self._job = {**self._job, **{JOBS[name]: size for name, size in found.items()}}
 
     def _explicit(self, values: Values) -> Values:
         own = transformers.AutoConfig.for_model(**values)
@@ -112,7 +128,7 @@ class Prober:
 
         Return what it does without.
         """
-        if not self.base.facts["accepts_loss_kwargs"] or self._job.get("use_cache"):
+        if not self.base.facts["accepts_loss_kwargs"] or {"use_cache", "call"} & self._job.keys():
             return None
         job, plain = self._job, self.base
         self._job = {**job, "loop": "trainer"}
@@ -147,7 +163,7 @@ class Prober:
 
     def folds(self) -> bool:
         """Return whether all stacks of layers recur at this depth."""
-        probe = [Probe({"batch": BATCH, "length": self._length}, "bf16", self.base)]
+        probe = [Probe(dict(self._own_jobs), "bf16", self.base)]
         program = program_of(probe, Model(depths=self.depths()))
         mine = [row for row in program.stacks if row[1] is not None]
         return bool(mine) and all(row[3] is not None for row in mine)

@@ -43,6 +43,7 @@ class Model:
     when: dict[str, Any] = field(default_factory=dict)  # the job that was recorded
     derived: dict[str, str] = field(default_factory=dict)  # sizes that others decide
     depths: dict[str, str] = field(default_factory=dict)  # of stacks: their keys
+    folds: dict[str, list[int]] = field(default_factory=dict)  # of stacks that are not called
     is_nested: bool = False  # stacks within layers that do not recur are folded, too
     lone: list[Probe] = field(default_factory=list)  # one token, one row: where they fit
     activations: dict[int, str] = field(default_factory=dict)  # of instructions: their keys
@@ -75,8 +76,8 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
         a, _, b = text.partition("//")
         program.guards.append([a, "%", b, True, "whole heads"])
     program.inputs = [
-        [name, *merger.merge([f["inputs"][name] for f in facts], name), f"t{place}"]
-        for place, name in enumerate(first["inputs"], 1)
+        [name, *merger.merge([f["inputs"][name] for f in facts], name), recordings[0].inputs[name]]
+        for name in first["inputs"]
     ]
     held = [name for name in first["outputs"] if name is not None]
     loss = first["loss"]
@@ -162,7 +163,7 @@ def _fold(  # noqa: PLR0917 - the program as far as it is made
         stack = waiting.pop(0)
         layers, checkpoints = stacks[stack]
         folds = stack in model.depths or (model.is_nested and layers > _FEW)
-        folded = Folded(code, stack, layers) if folds else None
+        folded = Folded(code, stack, layers, model.folds.get(stack)) if folds else None
         rows = [] if folded is None else [folded_rows(each, folded) for each in built]
         if folded is None or None in rows or folded.period is None:
             if model.is_nested:

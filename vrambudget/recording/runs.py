@@ -13,6 +13,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.said_by_config import caches
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.recording.folding import calls_of
+from vrambudget.recording.generation import CALLED, RecordedError, calling
 from vrambudget.recording.keys import Values
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.models import BuiltError
@@ -51,6 +52,7 @@ def recording(
     values: Values, sizes: frozenset[str] = frozenset(), *, ends_built: bool = False, **job: Any
 ) -> Listener:
     """Return what a configuration's model does in a job, or only how it is built (`ends_built`)."""
+    call = {key: job.pop(key) for key in CALLED if key in job}
     config, resolved = traced(values, **job)
     listener = Listener()
     listener.ends_built = ends_built
@@ -68,11 +70,14 @@ def recording(
         listening(listener),
         _reading(listener),
         patch.object(build, "configuration", made),
+        calling(listener, call),
     ):
         try:
             simulate(config, resolved, platform_of(None, resolved.torch))
         except BuiltError:
             return listener
+        except RecordedError:
+            pass
         except VramBudgetError:
             raise
         except Exception as error:  # what a configuration's own checks raise

@@ -207,9 +207,11 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
 _OF_POSITIONS = "transformers.masking_utils."
 _OF_MASKS = "transformers.modeling_attn_mask_utils."
 _WARNS = "transformers.modeling_utils.PreTrainedModel.warn_if_padding_and_no_attention_mask"
-_HARMLESS = (_OF_POSITIONS, _OF_MASKS, _WARNS)
+_LOOKS = "transformers.models.bart.modeling_bart.BartEncoderLayer.forward"
+_HARMLESS = (_OF_POSITIONS, _OF_MASKS, _WARNS, _LOOKS)
 """Code that asks whether rows are packed, which positions of unpacked rows always answer the same
-way, and whether to warn of padding, whose answer changes nothing else."""
+way, whether to warn of padding, whose answer changes nothing else, and whether states in 16 bit are
+finite, as they are taken to be."""
 
 
 def _caller() -> str:

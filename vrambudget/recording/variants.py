@@ -11,6 +11,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.program.form import Program
 from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
+from vrambudget.recording.generation import CALLS
 from vrambudget.recording.keys import Values
 from vrambudget.recording.probing import Verdicts
 from vrambudget.recording.programs import joined
@@ -35,7 +36,8 @@ def record_variants(
                 if verdicts is None and not tied:
                     ties += tied_in(made.program)
                 verdicts = made.verdicts
-                made.checked = check(made.program, {**values, **_equal(values, tied)}, **job)
+                if "call" not in job:
+                    made.checked = check(made.program, {**values, **_equal(values, tied)}, **job)
                 if len(ties) > 1:
                     made.program.when["equal"] = [f"{a}, {b}" for a, b in tied.items()] or ["none"]
                 found.append(made)
@@ -60,6 +62,19 @@ def _jobs(values: Values, task: str, attentions: Sequence[str]) -> Iterator[Valu
         else:
             yield from ({**job, "causal_mask": answer} for answer in ("skipped", "built"))
         yield from ({**job, **mask} for mask in MASKS)
+        if task == "seq2seq-lm":
+            yield from _calls(values, job)
+
+
+def _calls(values: Values, job: Values) -> Iterator[Values]:
+    """Yield what `generate` calls; of prompts with and without padding, where they differ."""
+    for call in CALLS:
+        ways = [{**job, **mask, **call} for mask in MASKS]
+        plain, padded = (kinds_of(recording(values, **way)) for way in ways)
+        if plain == padded:
+            yield ways[0]
+        else:
+            yield from ({**way, "padding": "rows" in way} for way in ways)
 
 
 def of_versions(program: Program, values: Values, tasks: Sequence[str]) -> Recorded:

@@ -14,11 +14,11 @@ from typing import Literal
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Probability, Size
+from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.cache import EncoderDecoderCache
-from vrambudget.models.parts.labels import shift_right
 from vrambudget.models.parts.layers import Dropout, Embedding, Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.masks import bidirectional_mask, causal_mask
@@ -26,6 +26,7 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.models.parts.t5_attention import Attention, AttentionSizes
 from vrambudget.models.parts.t5_block import Block
 from vrambudget.models.parts.t5_layers import FeedForwardSizes, Norm
+from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import ACTIVATIONS, mul_scalar
 from vrambudget.tape.events import Purpose
 
@@ -87,6 +88,17 @@ class Stack(Module):
         return hidden_states, cache
 
 
+def _shift_right(labels: Tensor) -> Tensor:
+    """[B, T] -> [B, T]: the start token, then all labels but the last."""
+    B, T = labels.shape
+    shifted = made("new_zeros", (B, T), int64)
+    rest = made("clone", (B, T - 1), int64)
+    del rest
+    ignored = made("eq", (B, T), bool_)
+    del ignored
+    return shifted
+
+
 class T5ForConditionalGeneration(Module):
     """T5 with its head."""
 
@@ -113,7 +125,7 @@ class T5ForConditionalGeneration(Module):
     ) -> Outputs:
         """[B, S], [B, T] -> loss and logits [B, T, V]."""
         hidden_states, _ = self.encoder(input_ids, attention_mask)
-        decoder_input_ids = shift_right(labels)
+        decoder_input_ids = _shift_right(labels)
         return self.decode(decoder_input_ids, hidden_states, attention_mask, labels)
 
     def decode(

@@ -83,19 +83,6 @@ def causal_mask(
     return _unpadded_mask(embeddings, None if past else position_ids, not_after, span)
 
 
-def causal_mask_of_ones(
-    embeddings: Tensor, ones: Tensor, past: Cache | None = None
-) -> Tensor | None:
-    """create_causal_mask for a mask [B, tokens so far] of ones that a model makes itself.
-
-    Sdpa needs none, except in steps over a static cache.
-    """
-    if not Span.of(embeddings, ones, past, is_sliding=False).may_skip:
-        return causal_mask(embeddings, None, ones, past)
-    _all_ones(made("to_dtype", ones.shape, bool_))
-    return None
-
-
 def sliding_window_mask(
     embeddings: Tensor,
     position_ids: Tensor | None,
