@@ -180,6 +180,17 @@ def test_what_is_generated_is_played_of_a_program_for_each_call():
     assert kept == 2 * (3 + 9) * 2 * 32 * 2 + 2 * 8  # of own and prompt's tokens, and two lengths
 
 
+@pytest.mark.parametrize("name", ["mbart", "biogpt"])
+def test_tables_that_multiply_require_gradients_for_adapters_with_checkpoints(name):
+    """As PEFT has input embeddings do; of programs they were calls of no module."""
+    pytest.importorskip("peft")
+    checking = pytest.importorskip("vrambudget.recording.checking")
+    model = next(r["model"] for r in RECORDS if r["model"]["model_type"] == name)
+    fields = {"lora_rank": 4, "checkpointing": "full", "use_cache": False}
+    program = program_at(PROGRAMS[name])
+    assert checking.check(program, model, checking.JOBS[:2], task=program.when["task"][0], **fields)
+
+
 def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):
     """Mistral's mask is another one from its window on: what was recorded below says so."""
     pytest.importorskip("torch")
