@@ -23,10 +23,10 @@ from vrambudget.serving.gguf_known import find_served
 from vrambudget.serving.options import OPTIONS, ServeOptions, SglangOptions
 from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
 from vrambudget.serving.starting import alternatives, rehearsal, with_rehearsal
+from vrambudget.serving.vllm_versions import KNOWN, minor_of
 from vrambudget.serving.weights import load_decoder
 
 _GGUF = ".gguf"
-_VERSIONS = {"vllm": vllm.VERSION, "sglang": sglang.VERSION}
 _SHARED_BY = "tensor_parallel_size"
 
 
@@ -89,7 +89,8 @@ def serve(
         return Server(engine, *rehearsed(model, device, engine, parsed, say))
     command = rehearsal(model, kind, engine, parsed)
     try:
-        _check_version(engine, engine_version)
+        if engine_version is not None:
+            parsed = _of_version(engine, engine_version, parsed)
         server = _by_rules(model, device, engine, parsed, context)
     except NotModelledError as error:
         raise with_rehearsal(error, command) from error
@@ -98,15 +99,18 @@ def serve(
     return replace(server, text=f"{server.text}\n\ncheck it by vLLM's own start: {command}")
 
 
-def _check_version(engine: str, asked: str | None) -> None:
-    """Raise NotModelledError for a version of which there are no rules."""
-    own = _VERSIONS[engine]
-    if asked is not None and asked != own and not asked.startswith(f"{own}."):
+def _of_version(engine: str, asked: str, options: Any) -> Any:
+    """Return the options with a version's rules. Raises NotModelledError where there are none."""
+    if engine == "vllm" and (minor := minor_of(asked)) is not None:
+        return options.changed({"engine_version": f"0.{minor}"})
+    known = KNOWN if engine == "vllm" else sglang.VERSION
+    if engine == "vllm" or (asked != known and not asked.startswith(f"{known}.")):
         raise NotModelledError(
-            f"the rules of {engine} are those of {own}, not of {asked}",
+            f"the rules of {engine} are those of {known}, not of {asked}",
             where="--engine-version",
             hint=f"install {engine} {asked} in an environment of its own",
         )
+    return options
 
 
 def _by_rules(
@@ -171,7 +175,7 @@ def _vllm(model: ModelSource, gpu: Gpu, options: ServeOptions, context: int | No
     serving = vllm.serve(config, gpu, options, quantised)
     _check_context(context, serving.max_model_len)
     text = served(found.name, gpu, options, serving, context, quantised=quantised)
-    values = as_values(serving, context)
+    values = as_values(serving, options.engine_version, context)
     if serving.error is not None:
         others = list(alternatives(config, gpu, options, quantised))
         values["starts_with"] = [dict(other.change) for other in others]

@@ -14,7 +14,7 @@ from vrambudget.serving.outside import range_of
 from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.sglang import SglangServing
 from vrambudget.serving.starting import USUAL_CONTEXT, StartingChange, typed
-from vrambudget.serving.vllm import VERSION, Serving
+from vrambudget.serving.vllm import Serving
 from vrambudget.units import format_bytes
 
 _MERGED = "as loaded: merged projections"
@@ -33,16 +33,16 @@ def served(
     """Return the report as text."""
     gpus = options.tensor_parallel_size * options.pipeline_parallel_size
     many = f"{gpus} x {gpu.name}, each" if gpus > 1 else gpu.name
-    length = context or found.max_model_len
+    length, version = context or found.max_model_len, f"vLLM {options.engine_version}"
     error = f"DOES NOT START: {found.error}"
     held = min(context or USUAL_CONTEXT, found.longest_request)
     if options.max_model_len is None and held and "max seq len" in error:
         whole = f"vLLM's own --max-model-len, all {found.max_model_len:,} tokens of the model"
         error = f"DOES NOT START with {whole}; add --max-model-len {held}\nvLLM's: {found.error}"
     lines = [
-        error if found.error else starts(found, length, f"vLLM {VERSION}"),
+        error if found.error else starts(found, length, version),
         "",
-        f"{model} on {many} {gib(gpu.capacity_bytes)}, by the rules of vLLM {VERSION}",
+        f"{model} on {many} {gib(gpu.capacity_bytes)}, by the rules of {version}",
         "",
         *_parts(gpu, options, found, quantised),
         "",
@@ -72,12 +72,20 @@ def _parts(
             f"a step of {found.max_num_batched_tokens:,} tokens, {found.max_num_seqs:,} sampled",
         ),
         ("outside PyTorch", spread(*found.outside_bytes), _measured(gpu, options)),
+        *_of_newer(found),
         ("KV cache", spread(low, high), _blocks(options, found)),
         ("may take", *_may_take(options, found)),
         ("CUDA graphs", *_graphs(found)),
         ("capacity", gib(gpu.capacity_bytes), "as the driver reports it"),
     ]
     return rows(parts)
+
+
+def _of_newer(found: Serving) -> Iterator[tuple[str, str, str]]:
+    if found.counted_bytes:
+        yield "token counts", gib(found.counted_bytes), "of each request, for penalties"
+    if found.expected_graphs_bytes != (0, 0):
+        yield "graphs expected", spread(*found.expected_graphs_bytes), "CUDA graphs, as measured"
 
 
 def start_lines(
@@ -108,7 +116,7 @@ def _may_take(options: ServeOptions, found: Serving) -> tuple[str, str]:
     if options.kv_cache_memory_bytes is not None:
         taken = found.weights_bytes + found.activations_bytes + options.kv_cache_memory_bytes
         return gib(taken), "with --kv-cache-memory-bytes, whatever the GPU has"
-    return gib(found.may_take_bytes), f"--gpu-memory-utilization {options.gpu_memory_utilization}"
+    return gib(found.may_take_bytes), f"--gpu-memory-utilization {options.utilization}"
 
 
 def _graphs(found: Serving) -> tuple[str, str]:
@@ -141,18 +149,20 @@ def log_lines(found: Serving) -> Iterator[str]:
     yield f"  Model loading took {found.weights_bytes / 2**30:.2f} GiB memory"
     yield f"  Available KV cache memory: {spread(*found.cache_bytes)}"
     yield f"  GPU KV cache size: {between(*found.tokens)} tokens"
+    if found.first_start_bytes:
+        yield f"    at a first start: {between(*found.first_start_tokens)}, while it compiles"
     yield (
         f"  Maximum concurrency for {found.max_model_len:,} tokens per request:"
         f" {' to '.join(dict.fromkeys(times))}"
     )
 
 
-def as_values(found: Serving, context: int | None) -> dict[str, Any]:
+def as_values(found: Serving, version: str, context: int | None) -> dict[str, Any]:
     """Return the result for JSON: bytes, and pairs for ranges."""
     length = context or found.max_model_len
     return {
         **asdict(found),
-        "engine": f"vllm {VERSION}",
+        "engine": f"vllm {version}",
         "starts": found.error is None,
         "context": length,
         "requests": found.requests(length),

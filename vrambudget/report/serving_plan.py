@@ -6,7 +6,7 @@ from dataclasses import asdict
 from vrambudget.config.gpus import Gpu
 from vrambudget.planning.serving import Served
 from vrambudget.report.tabular import Column, Format, render_rows
-from vrambudget.serving.vllm import VERSION
+from vrambudget.serving.vllm_versions import USUAL
 from vrambudget.units import format_bytes
 
 _SHOWN = 12
@@ -39,7 +39,7 @@ def render_serving_plan(
     lines = [
         f"MOST REQUESTS: {best.requests:,} of {best.context:,} tokens at once{of_each}",
         "",
-        f"{model} on {many}, by the rules of vLLM {VERSION}",
+        f"{model} on {many}, by the rules of vLLM {USUAL}",
         "",
         render_rows(_COLUMNS, [asdict(row) for row in rows[:_SHOWN]], output),
     ]

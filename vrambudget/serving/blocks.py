@@ -50,8 +50,3 @@ def groups_of(config: DecoderConfig, layers: range) -> Groups:
         window = config.window if kind == "sliding_attention" else None
         windows += [window] * -(-count // size)
     return Groups(tuple(windows), size)
-
-
-def page_bytes(config: DecoderConfig, heads: int, *, itemsize: int, block: int) -> int:
-    """Return the bytes of one block in one layer."""
-    return 2 * block * heads * config.head_width * itemsize

@@ -18,7 +18,8 @@ from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantization_config import quantisation_of
-from vrambudget.serving.vllm import VERSION, serve
+from vrambudget.serving.vllm import serve
+from vrambudget.serving.vllm_versions import KNOWN, minor_of
 from vrambudget.serving.weights import load_decoder
 
 _GIB = 2**30
@@ -58,11 +59,12 @@ def start_of(record: Mapping[str, Any]) -> PublishedStart:
     """Return a start's estimate. Raises VramBudgetError."""
     if lacking := [key for key in _KEYS if key not in record]:
         raise VramBudgetError(f"this start has no {' and no '.join(lacking)}")
-    if record["engine"].partition(" ")[2].rpartition(".")[0] != VERSION:
-        raise NotModelledError(f"a start of {record['engine']} is not modelled: vllm {VERSION} is")
+    minor = minor_of(record["engine"])
+    if minor is None:
+        raise NotModelledError(f"a start of {record['engine']} is not modelled: vllm {KNOWN} is")
     found, gpu = find_model(record["model"]), find_gpu(record["gpu"])
     config = load_decoder(found.values, where=found.where)
-    options = ServeOptions.parse(record["options"])
+    options = ServeOptions.parse({**record["options"], "engine_version": f"0.{minor}"})
     values = found.values.get("quantization_config")
     quantised = quantisation_of(values, options.quantization, gpu, where=found.where)
     serving, printed = serve(config, gpu, options, quantised), record["printed"]

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from vrambudget.config.settings import Field, Settings, Size
+from vrambudget.serving.vllm_versions import KNOWN, OLDEST, USUAL, minor_of
 
 Engine = Literal["vllm", "sglang", "llama.cpp"]
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 QuantizationMethod = Literal[
-    "awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "bitsandbytes", "compressed-tensors"
+    "awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "compressed-tensors"
 ]
 
 
@@ -17,13 +18,14 @@ class ServeOptions(Settings, heading="server"):
     """vLLM's engine arguments, with its defaults."""
 
     engine: Engine = Field("vllm", description="whose rules are used")
+    engine_version: str = Field(USUAL, description="whose defaults and rules are used")
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
         "auto", description="of the weights; auto: bfloat16, before compute capability 8.0 float16"
     )
     quantization: QuantizationMethod | None = Field(
         None,
         description="of the weights (default: what the configuration's quantization_config says);"
-        " fp8 and bitsandbytes quantise 16-bit weights as they are loaded",
+        " fp8 quantises 16-bit weights as they are loaded",
     )
     max_model_len: Size | None = Field(
         None, description="tokens of the longest request (default: the model's own limit)"
@@ -35,8 +37,9 @@ class ServeOptions(Settings, heading="server"):
         None,
         description="tokens in one step (default: 8192 from 70 GiB on, A100 and others 2048)",
     )
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9, description="the part of the GPU that the server may take"
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="the part of the GPU that the server may take (default: 0.92, before 0.20 0.9)",
     )
     tensor_parallel_size: Size = Field(1, description="GPUs that share each layer")
     pipeline_parallel_size: Size = Field(1, description="groups of GPUs that share the layers")
@@ -68,12 +71,24 @@ class ServeOptions(Settings, heading="server"):
     )
 
     @property
+    def minor(self) -> int:
+        """The version's minor number: 24 of 0.24."""
+        return minor_of(self.engine_version) or OLDEST
+
+    @property
+    def utilization(self) -> float:
+        """The part of the GPU that the server may take."""
+        return self.gpu_memory_utilization or (0.92 if self.minor > OLDEST else 0.9)
+
+    @property
     def itemsize(self) -> int:
         """Bytes of a number, of weights that are not quantised."""
         return 4 if self.dtype in ("float", "float32") else 2
 
     def problems(self) -> Iterable[str]:
         """Yield what vLLM refuses."""
+        if minor_of(self.engine_version) is None:
+            yield f"engine_version is {self.engine_version!r}: {KNOWN} have rules"
         tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if tokens is not None and seqs is not None and tokens < seqs:
             yield f"max_num_batched_tokens is {tokens}, less than max_num_seqs {seqs}"

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vrambudget.config.gpus import Gpu
+from vrambudget.serving.vllm_versions import VllmRules
 
 _MIB = 2**20
 _GIB = 2**30
@@ -29,6 +30,12 @@ NVLINK_NCCL = (round(1.02 * _GIB), round(1.81 * _GIB))  # of the first communica
 PCIE_NCCL = (94 * _MIB, 0)
 GRAPH_NODE_BYTES = 17_000  # of the driver, for each captured kernel: 14 to 18 KB
 _HOPPER = (9, 0)
+_GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+# Published: 9 dense models on H100s 0.67 to 1.61 GiB (llm-d's planner), 28 layers on an RTX 4090
+# 0.53 (vLLM 0.24); mixtures of experts and latent attention on H100s 1.1 to 1.57. The second
+# runner's, rehearsed: 0.39 and on an H100 0.94.
+_OF_LAYERS, _OF_EXPERTS = (160_000, 190_000), (240_000, 480_000)
+_POOL_HOPPER, _POOLS = (246 * _MIB, 410 * _MIB), ((80 * _MIB, 160 * _MIB), (0, 80 * _MIB))
 _LINKED = ("sxm", "hbm3", "b200", "gb200", "gh200", "h200", "h800", "h20")
 
 
@@ -67,6 +74,19 @@ def range_of(gpu: Gpu, tp: int, pp: int) -> Range:
     if is_h100:
         return _ON_H100[max(known for known in _ON_H100 if known <= tp)]
     return _LINKED_OTHERS if tp > 1 else _ON_ANY
+
+
+def expected_graphs(gpu: Gpu, layers: int, seqs: int, rules: VllmRules) -> tuple[int, int]:
+    """Return what vLLM expects CUDA graphs to take: of each layer and graph, and of their pool.
+
+    A graph of pieces for each of 51 sizes up to 512 tokens, and one of whole steps for each size up
+    to `seqs` (vllm/config/vllm.py, _set_cudagraph_sizes). A layer's kernels are kept by the driver.
+    """
+    sizes = [n for n in _GRAPH_SIZES if n <= min(2 * seqs, 512)]
+    graphs = len(sizes) + sum(n <= seqs for n in sizes)
+    least, most = _OF_LAYERS if rules.is_dense else _OF_EXPERTS
+    pool = _POOL_HOPPER if gpu.compute_capability == _HOPPER else _POOLS[rules.is_second]
+    return graphs * layers * least + pool[0], graphs * layers * most + pool[1]
 
 
 def is_linked(gpu: Gpu) -> bool:

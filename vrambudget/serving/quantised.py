@@ -5,16 +5,14 @@
     gptq        qweight, scales and zeros likewise, g_idx [K] int32
     wNa16       compressed-tensors' packed weights, scales [N, G], their shape; zeros, g_idx
     fp8, int8   weight K N; a scale of each projection, output or block of 128 x 128, in float32
-    nf4         K N / 2; for each projection a scale of 64 weights in float32, and the code
 
 Once they are loaded a kernel takes them in its own order, layer by layer, the old tensor beside the
 new one: Machete on Hopper, AllSpark for 8 bits on Ampere, Marlin elsewhere, which takes fp8 too
 where the GPU has no such products (before 8.9).
 
 Source: vllm/model_executor/layers/quantization (awq_marlin.py, awq.py, gptq_marlin.py, gptq.py,
-fp8.py, bitsandbytes.py, compressed_tensors/schemes, utils/marlin_utils_fp8.py),
-kernels/linear/__init__.py (choose_mp_linear_kernel), kernels/linear/mixed_precision,
-model_loader/bitsandbytes_loader.py. vLLM 0.19.
+fp8.py, compressed_tensors/schemes, utils/marlin_utils_fp8.py),
+kernels/linear/__init__.py (choose_mp_linear_kernel), kernels/linear/mixed_precision. vLLM 0.19.
 """
 
 from collections.abc import Iterator
@@ -40,22 +38,17 @@ class Ignored:
     """Layers that stay in 16 bit, by the names that a checkpoint says, each method in its way."""
 
     names: tuple[str, ...]
-    way: Literal["equal", "within", "component", "pattern", "dense"]
+    way: Literal["equal", "within", "pattern", "dense"]
 
     def has(self, linear: Linear) -> bool:
         """Whether the layer is one of them; dense: all but experts."""
         if self.way == "dense":
             return not linear.experts
-        names = (linear.name,) if self.way == "component" else linear.parts
-        return any(self._matches(name) for name in names)
+        return any(self._matches(name) for name in linear.parts)
 
     def _matches(self, name: str) -> bool:
         if self.way == "within":
             return any(word in name for word in self.names)
-        if self.way == "component":
-            pieces = name.split(".")
-            starts = {".".join(pieces[: i + 1]) for i in range(len(pieces))}
-            return bool({*pieces, *starts} & {*self.names})
         if self.way == "pattern":
             import re  # noqa: PLC0415 - few checkpoints have patterns
 
@@ -243,32 +236,3 @@ class EightBit:
             yield 0, 4 * N  # azp_adj
             if self.static:
                 yield 1, 4
-
-
-@dataclass(frozen=True, slots=True)
-class BitsAndBytes:
-    """bitsandbytes' 4 or 8 bits; what is quantised twice in a checkpoint is not on the GPU."""
-
-    bits: int
-    in_checkpoint: bool = False  # which vLLM reads on one GPU alone
-    ignored: Ignored = NOTHING
-
-    while_loading = False
-
-    @property
-    def description(self) -> str:
-        """What it is, in a few words."""
-        return f"bitsandbytes, {self.bits} bits"
-
-    def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
-        """Yield weights, and of each projection its scales."""
-        del gpu
-        if linear.experts:
-            raise no_rule_for_experts(self.description)
-        yield linear.elements * self.bits // 8, None
-        for outputs in linear.outputs:
-            if self.bits == 8:  # noqa: PLR2004
-                yield 0, 4 * outputs
-            else:
-                yield 0, 4 * linear.inputs * outputs // 64
-                yield 0, 4 * 16  # the code

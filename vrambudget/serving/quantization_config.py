@@ -1,8 +1,8 @@
 """How a checkpoint's weights are quantised, as vLLM reads its `quantization_config`.
 
-    quant_method          awq, gptq, fp8, mxfp4, bitsandbytes, compressed-tensors; `--quantization`
+    quant_method          awq, gptq, fp8, mxfp4, compressed-tensors; `--quantization`
                           has to agree; with awq or gptq it says that no kernel may repack them
-    without one           fp8 and bitsandbytes quantise 16-bit weights as they are loaded; of the
+    without one           fp8 quantises 16-bit weights as they are loaded; of the
                           others the usual checkpoint is meant
 
 Source: vllm/config/model.py (_verify_quantization), model_executor/layers/quantization (from_config
@@ -19,13 +19,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.serving.mxfp4 import Mxfp4
-from vrambudget.serving.quantised import (
-    BitsAndBytes,
-    EightBit,
-    Ignored,
-    Packed,
-    Quantisation,
-)
+from vrambudget.serving.quantised import EightBit, Ignored, Packed, Quantisation
 
 USUAL: Mapping[str, Quantisation] = {
     "awq": Packed("awq", bits=4, group=128, zeros=True, ordered=False, repacked=False),
@@ -33,12 +27,11 @@ USUAL: Mapping[str, Quantisation] = {
     "gptq": Packed("gptq", bits=4, group=128, zeros=False, ordered=False, repacked=False),
     "gptq_marlin": Packed("gptq", bits=4, group=128, zeros=False, ordered=False),
     "fp8": EightBit("fp8", "tensor", while_loading=True),
-    "bitsandbytes": BitsAndBytes(4),
     "compressed-tensors": EightBit("fp8", "channel"),
 }
 """What each method makes of a checkpoint without a quantization_config, or is assumed to be."""
 
-_LEAST = {"bitsandbytes": (7, 0), "compressed-tensors": (7, 0)}
+_LEAST = {"compressed-tensors": (7, 0)}
 _TURING = (7, 5)
 _EIGHT = 8  # bits
 _PACKED_GROUPS = frozenset({-1, 32, 64, 128})
@@ -178,12 +171,6 @@ def _fp8(keys: _Keys, _: str | None) -> Quantisation:
     return EightBit("fp8", "tensor", static=static, ignored=ignored)
 
 
-def _bitsandbytes(keys: _Keys, _: str | None) -> Quantisation:
-    bits = 8 if keys.flag("load_in_8bit", default=False) else 4
-    ignored = Ignored(keys.names("llm_int8_skip_modules"), "component")
-    return BitsAndBytes(bits, in_checkpoint=True, ignored=ignored)
-
-
 def _compressed(keys: _Keys, _: str | None) -> Quantisation:
     keys.without("transform_config")
     if keys.values.get("sparsity_config") and keys.of("sparsity_config").text("format") != "dense":
@@ -236,7 +223,6 @@ _READERS = {
     "awq": _awq,
     "gptq": _gptq,
     "fp8": _fp8,
-    "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "mxfp4": _mxfp4,
 }

@@ -37,7 +37,8 @@ def typed(options: Settings, change: Mapping[str, Any] | None = None) -> tuple[s
     """
     given = {n: v for n, v in options.model_dump().items() if n in options.model_fields_set}
     given = {**given, **(change or {})}
-    given.pop("engine", None)
+    for name in ("engine", "engine_version"):
+        given.pop(name, None)
     words: list[str] = []
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
@@ -53,7 +54,7 @@ def alternatives(
 ) -> Iterator[StartingChange]:
     """Yield what starts: first the same weights, then smaller ones, then more GPUs."""
     changes: list[dict[str, Any]] = [{}]
-    if options.gpu_memory_utilization > _USUAL_PART:
+    if (options.gpu_memory_utilization or 0) > _USUAL_PART:
         changes.append({"gpu_memory_utilization": _USUAL_PART})
     if options.kv_cache_dtype == "auto":
         changes.append({"kv_cache_dtype": "fp8"})

@@ -5,7 +5,9 @@
     activations   the larger of a step's MLP and the warm-up of the sampler over max_num_seqs rows
     outside       what the GPU's free memory falls by besides PyTorch's tensors in between:
                   kernels, libraries, NCCL's buffers. No rule says how much: it is measured, a range
-    cache         the rest, in blocks (`serving.blocks`)
+    counts        of the second model runner's sampler (`serving.vllm_versions`)
+    cache         the rest, in blocks (`serving.blocks`), from 0.20 on less what vLLM expects of
+                  CUDA graphs (`serving.outside`)
     graphs        CUDA graphs are captured after all this and come out of 1 - utilization: measured
 
 Of several GPUs the one with the fewest blocks decides for all.
@@ -13,7 +15,7 @@ Of several GPUs the one with the fewest blocks decides for all.
 Source: vllm/v1/worker/gpu_worker.py (determine_available_memory), gpu_model_runner.py (profile_run,
 _dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults),
 model_executor/layers/fused_moe/fused_moe.py (TritonExperts.workspace_shapes).
-vLLM 0.19.
+vLLM 0.19 to 0.33, which differ as `serving.vllm_versions` says.
 Not modelled: quantised experts but gpt-oss's, speculative decoding, LoRA adapters, pictures but
 Gemma 3's, models of which each layer has a cache of another size.
 """
@@ -30,14 +32,15 @@ from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
-from vrambudget.serving.blocks import Groups, groups_of, page_bytes
+from vrambudget.serving.blocks import Groups, groups_of
 from vrambudget.serving.latent import attention_elements, prefill_context, workspace_bytes
 from vrambudget.serving.linear import Linear
 from vrambudget.serving.mxfp4 import Mxfp4
 from vrambudget.serving.options import ServeOptions
-from vrambudget.serving.outside import range_of
+from vrambudget.serving.outside import KERNELS_BYTES, expected_graphs, range_of
 from vrambudget.serving.parameters import layer_tensors
-from vrambudget.serving.quantised import BitsAndBytes, Packed, Quantisation
+from vrambudget.serving.quantised import Packed, Quantisation
+from vrambudget.serving.vllm_versions import ALONE_IN_SEGMENTS, OLDEST, VllmRules
 from vrambudget.serving.weights import (
     WHOLE_EXPERTS,
     kv_heads,
@@ -45,8 +48,8 @@ from vrambudget.serving.weights import (
     offloaded_bytes,
     weight_bytes,
 )
+from vrambudget.units import round_up
 
-VERSION = "0.19"
 _GIB = 2**30
 _LARGE_GPU = 70 * _GIB
 _HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
@@ -79,6 +82,10 @@ class Serving:
     block_size: int
     groups: Groups
     graphs_bytes: tuple[int, int]
+    counted_bytes: int  # tokens of each request, for penalties
+    expected_graphs_bytes: tuple[int, int]  # what comes out of the cache for them
+    first_start_bytes: int  # more activations while vLLM has nothing compiled yet
+    first_start_tokens: tuple[int, int]
     error: str | None = None  # vLLM's own, where it does not start
 
     def requests(self, context: int) -> tuple[int, int]:
@@ -96,12 +103,12 @@ def serve(
 ) -> Serving:
     """Return what a server holds. Raises VramBudgetError for options that vLLM refuses."""
     _check(config, options)
-    if quantised is not None:
-        _check_quantised(options, quantised)
+    if quantised is not None and options.itemsize > 2:  # noqa: PLR2004
+        raise NotModelledError("quantised weights with dtype float32 are not modelled")
     stages = layers_of(config, options.pipeline_parallel_size)
     ranks = (_of_rank(config, gpu, options, layers, quantised) for layers in stages)
     found = min(ranks, key=lambda serving: serving.blocks[0])
-    return replace(found, error=_error(found, gpu, options.gpu_memory_utilization))
+    return replace(found, error=_error(found, gpu, options.utilization))
 
 
 def _error(found: Serving, gpu: Gpu, utilization: float) -> str | None:
@@ -156,17 +163,6 @@ def _check(config: DecoderConfig, options: ServeOptions) -> None:
         )
 
 
-def _check_quantised(options: ServeOptions, quantised: Quantisation) -> None:
-    if options.itemsize > 2:  # noqa: PLR2004
-        raise NotModelledError("quantised weights with dtype float32 are not modelled")
-    is_whole = isinstance(quantised, BitsAndBytes) and quantised.in_checkpoint
-    if is_whole and options.tensor_parallel_size > 1:
-        raise VramBudgetError(
-            "vLLM reads a checkpoint that bitsandbytes quantised on one GPU alone",
-            hint="--pipeline-parallel-size divides it by its layers",
-        )
-
-
 def _of_rank(
     config: DecoderConfig,
     gpu: Gpu,
@@ -180,20 +176,30 @@ def _of_rank(
     seqs = min(options.max_num_seqs or (1024 if is_large else 256), step)
     longest = options.max_model_len or config.max_position_embeddings
     how = None if quantised is None else (quantised, gpu)
-    weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp, quantised=how)
+    is_dense = not isinstance(config, MoeConfig | LatentConfig)
+    rules = VllmRules(options.minor, config.model_type, is_dense, quantised is not None)
+    alone = options.minor >= ALONE_IN_SEGMENTS
+    weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp, quantised=how, alone=alone)
     weights += workspace_bytes(gpu) if isinstance(config, LatentConfig) else 0
     if options.cpu_offload_gb:
         most = int(options.cpu_offload_gb * _GIB)
         weights -= offloaded_bytes(config, layers, most, itemsize=itemsize, tp=tp, quantised=how)
     samples = layers.stop == config.num_hidden_layers
     sizes = step, seqs, prefill_context(longest, seqs, options.block_size)
-    activations = _activations(config, gpu, options, sizes, samples=samples, quantised=quantised)
-    may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
-    rest = may_take - weights - activations
+    sampling = rules if samples else None
+    activations = _activations(config, gpu, options, sizes, sampling=sampling, quantised=quantised)
+    counted = rules.counted_bytes(seqs, config.vocab_size) * samples
+    may_take = ceil(options.utilization * gpu.capacity_bytes)
     outside = range_of(gpu, tp, options.pipeline_parallel_size).sizes
-    cache = rest - outside[1], rest - outside[0]
+    outside = _pair(lambda size: rules.outside(size, KERNELS_BYTES), outside)
+    expected = 0, 0
+    if rules.takes_graphs and not options.enforce_eager:
+        expected = expected_graphs(gpu, len(layers), seqs, rules)
+    rest = may_take - weights - activations - counted
+    cache = rest - outside[1] - expected[1], rest - outside[0] - expected[0]
+    first = max(0, _first_start(config, layers, options, step) - activations)
     if options.kv_cache_memory_bytes is not None:
-        cache = options.kv_cache_memory_bytes, options.kv_cache_memory_bytes
+        cache, first = (options.kv_cache_memory_bytes,) * 2, 0
         if (left := gpu.capacity_bytes - weights - outside[0]) < cache[0]:
             raise VramBudgetError(
                 f"kv_cache_memory_bytes is {cache[0]}; beside the weights there are {max(0, left)}"
@@ -201,13 +207,20 @@ def _of_rank(
             )
     groups, block = groups_of(config, layers), options.block_size
     kv_itemsize = itemsize if options.kv_cache_dtype == "auto" else 1
-    page = (
-        block * config.latent_width * kv_itemsize
-        if isinstance(config, LatentConfig)
-        else page_bytes(config, kv_heads(config, tp), itemsize=kv_itemsize, block=block)
-    )
-    blocks = _pair(lambda n: max(0, n // page // groups.layers), cache)
+    width = 2 * kv_heads(config, tp) * config.head_width  # of a token: keys and values
+    width = config.latent_width if isinstance(config, LatentConfig) else width
+    page = block * width * kv_itemsize
     each = groups.blocks_of(longest, step, block)
+
+    def blocks_of(size: int) -> int:
+        return max(0, size // page // groups.layers)
+
+    def tokens_of(size: int) -> int:
+        by_requests = options.minor > OLDEST
+        held = blocks_of(size)
+        return held * longest // each if by_requests else held // len(groups.windows) * block
+
+    blocks = _pair(blocks_of, cache)
     return Serving(
         weights_bytes=weights,
         activations_bytes=activations,
@@ -215,7 +228,7 @@ def _of_rank(
         may_take_bytes=may_take,
         cache_bytes=cache,
         blocks=blocks,
-        tokens=_pair(lambda n: n // len(groups.windows) * block, blocks),
+        tokens=_pair(tokens_of, cache),
         max_model_len=longest,
         max_num_seqs=seqs,
         max_num_batched_tokens=step,
@@ -224,7 +237,24 @@ def _of_rank(
         block_size=block,
         groups=groups,
         graphs_bytes=(0, 0) if options.enforce_eager else GRAPHS,
+        counted_bytes=counted,
+        expected_graphs_bytes=expected,
+        first_start_bytes=first,
+        first_start_tokens=_pair(lambda size: tokens_of(size - first), cache),
     )
+
+
+def _first_start(config: DecoderConfig, layers: range, options: ServeOptions, step: int) -> int:
+    """Return what the compiler holds at a first start: arguments of the kernel of the embedding.
+
+    Inductor times it on tables of its own, [V / tp, C] and [N, C] twice. Compiled code is kept.
+    vllm/config/compilation.py asks for benchmark_combo_kernel, torch/_inductor/codegen/
+    triton_combo_kernel.py makes it (codegen_kernel_benchmark).
+    """
+    if options.enforce_eager or layers.start:
+        return 0
+    rows = round_up(config.vocab_size, 64) // options.tensor_parallel_size
+    return (rows + 2 * step) * config.hidden_size * options.itemsize
 
 
 def _pair(function: Callable[[int], int], values: tuple[int, int]) -> tuple[int, int]:
@@ -237,18 +267,17 @@ def _activations(
     options: ServeOptions,
     sizes: tuple[int, int, int],
     *,
-    samples: bool,
+    sampling: VllmRules | None,
     quantised: Quantisation | None,
 ) -> int:
     """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.
 
     hidden states and residual [N, C]; gate and up [N, 2 I], their product [N, I]
-    bitsandbytes: a projection's weights in 16 bit, while it multiplies
     AWQ's own kernel: the largest weights of a layer in 16 bit, while it multiplies
     experts: two workspaces [N, k, max(I, C)] and [N, k, max(2 I, C)], which stay
     latent attention: keys and values of `context` tokens, as a prefill in pieces makes them anew
-    logits [S, V] and their float32 copies: themselves, the softmax, exponential draws; a buffer of
-    the kernel for top-k and top-p
+    logits [S, V] and their float32 copies; the first runner has random hidden states for them, and
+    a buffer of its kernel for top-k and top-p. `sampling`: None on ranks that do not
     cuBLAS's workspace: from the first product on, which of quantised layers is the head's
     """
     step, seqs, context = sizes
@@ -258,8 +287,6 @@ def _activations(
     hidden = step * width * itemsize
     workspace = _HOPPER_WORKSPACE if gpu.compute_capability == (9, 0) else _WORKSPACE
     mlp = 2 * hidden + 3 * step * inner * itemsize
-    if isinstance(quantised, BitsAndBytes):
-        mlp += inner * width * itemsize
     if isinstance(quantised, Packed) and not quantised.repacked:
         linears = [t.elements for t in layer_tensors(config, 0, tp) if isinstance(t, Linear)]
         mlp += max(linears) * itemsize
@@ -274,10 +301,11 @@ def _activations(
     if quantised is None or isinstance(config, LatentConfig):
         mlp += workspace
     pictures = _pictures(config, step, itemsize)
-    if not samples:
+    if sampling is None:
         return pictures + mlp
-    rows = 2 * seqs * width * itemsize
-    sampler = (itemsize + 3 * 4) * seqs * vocabulary + gpu.multiprocessors * vocabulary * 4
+    rows = (2 - sampling.is_second) * seqs * width * itemsize
+    sampler = (itemsize + sampling.copies * 4) * seqs * vocabulary
+    sampler += gpu.multiprocessors * vocabulary * 4 * (not sampling.is_second)
     return pictures + max(mlp, hidden + rows + sampler + workspace)
 
 

@@ -22,6 +22,7 @@ from vrambudget.serving.linear import Linear, Rotary
 from vrambudget.serving.parameters import layer_tensors, tensors_of
 from vrambudget.serving.quantised import Part, Quantisation
 from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.units import round_up
 
 _FAMILIES = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2"}
@@ -29,6 +30,7 @@ _FAMILIES = frozenset(
 )
 WHOLE_EXPERTS = "whole experts on each GPU have workspaces of other sizes"
 _SCALES = 4  # of each attention, for queries, keys, values and probabilities in fp8
+_ALONE_FROM, _SEGMENTS_OF = 20 * 2**20, 2 * 2**20  # max_split_size_mb:20
 _WIDE_TABLES = frozenset({"gpt_oss"})  # rotary tables in float32
 
 
@@ -72,14 +74,18 @@ def weight_bytes(
     itemsize: int,
     tp: int,
     quantised: tuple[Quantisation, Gpu] | None = None,
+    alone: bool = False,
 ) -> int:
     """Return allocated bytes of the weights of one rank, which has these layers.
 
-    `quantised`: how, and for which GPU's kernels. Raises NotModelledError.
+    `quantised`: how, and for which GPU's kernels; `alone`: with max_split_size_mb:20, as newer
+    versions load them. Raises NotModelledError.
     """
     scales = [float32.itemsize] * _SCALES * len(layers)
     itemsizes = itemsize, itemsize
-    allocator = _loaded(config, layers, tp, itemsizes, quantised=quantised, last=scales)
+    allocator = _loaded(
+        config, layers, tp, itemsizes, quantised=quantised, last=scales, alone=alone
+    )
     return allocator.allocated_bytes
 
 
@@ -130,12 +136,13 @@ def _loaded(
     *,
     quantised: tuple[Quantisation, Gpu] | None = None,
     last: Iterable[int] = (),
+    alone: bool = False,
 ) -> CachingAllocator:
     """Return an allocator that holds a rank's weights, and `last` bytes of others.
 
     The second of the `itemsizes` is the rotary table's.
     """
-    made = _Made()
+    made = _Made(alone=alone)
     waiting: list[list[Part]] = []  # of each quantised layer; a tensor's number for its bytes
     is_lazy = quantised is not None and quantised[0].while_loading
     wide = float32.itemsize if config.model_type in _WIDE_TABLES else itemsizes[1]
@@ -163,13 +170,15 @@ def _loaded(
 class _Made:
     """Tensors as they are made and freed, in the allocator's form."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool) -> None:
         self.sizes: list[int] = []
         self.events: list[int] = []
+        self.alone = alone  # large ones have a segment each, and all of it
 
     def make(self, size: int) -> int:
         """Make a tensor; return its number."""
-        self.sizes.append(size)
+        is_alone = self.alone and size >= _ALONE_FROM
+        self.sizes.append(round_up(size, _SEGMENTS_OF) if is_alone else size)
         self.events.append(len(self.sizes) - 1)
         return self.events[-1]
 
