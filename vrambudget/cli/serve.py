@@ -34,17 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=readable, metavar="N", help="tokens of a request (default: the longest)"
     )
     parser.add_argument(
-        "--engine-version",
-        metavar="V",
-        default=None,
-        help="whose rules answer (llama.cpp: 2026-10, 2026-09, 2025-08, 2025-05); others refuse",
-    )
-    parser.add_argument(
         "--rehearse",
         action="store_true",
         help="let the installed engine start on a virtual GPU, and answer with its own figures",
     )
-    known = {"engine_version"}
+    known: set[str] = set()
     choices = {"kv_cache_dtype": CACHE_DTYPES}
     for options in OPTIONS.values():
         add_options(parser, options, without=known, choices=choices, short=_SHORT)
@@ -63,13 +57,11 @@ def run(args: argparse.Namespace) -> int:
     fields = {name for options in OPTIONS.values() for name in options.model_fields}
     given = {name: value for name, value in vars(args).items() if name in fields}
     engine = given.pop("engine", None)
-    given.pop("engine_version", None)
     server = serve(
         args.model,
         gpu=args.gpu,
         engine=engine,
         context=args.context,
-        engine_version=args.engine_version,
         rehearse=args.rehearse,
         say=lambda line: say(f"vrambudget: {line}"),
         **given,

@@ -109,7 +109,7 @@ def start_lines(
 def _measured(gpu: Gpu, options: ServeOptions) -> str:
     tp, pp = options.tensor_parallel_size, options.pipeline_parallel_size
     what = "kernels, libraries" + (", NCCL" if tp > 1 else "")
-    return f"measured on {range_of(gpu, tp, pp).of}: {what}"
+    return f"measured on {range_of(gpu, tp, pp)[1]}: {what}"
 
 
 def _may_take(options: ServeOptions, found: Serving) -> tuple[str, str]:

@@ -19,10 +19,13 @@ _WORKSPACE = 128 * 2**20  # bytes, of one kernel
 _DATACENTER_BLACKWELL = 10  # sm100
 
 
-def workspace_bytes(gpu: Gpu) -> int:
-    """Return what kernels of attention allocate as vLLM imports them, whichever it takes then."""
+def workspace_bytes(gpu: Gpu, minor: int) -> int:
+    """Return what kernels of attention allocate as vLLM imports them, whichever it takes then.
+
+    FlashInfer's makes it as it is first used, and not as it is imported, from 0.25 on.
+    """
     asks_cutlass = gpu.compute_capability[0] == _DATACENTER_BLACKWELL
-    return _WORKSPACE * (2 if asks_cutlass else 1)
+    return _WORKSPACE * (asks_cutlass + (minor < 25))  # noqa: PLR2004
 
 
 def prefill_context(longest: int, seqs: int, block: int) -> int:

@@ -20,11 +20,12 @@ _WORKSTATION = (11, 0)  # from here on GPUs without the data centre's kernels
 class Mxfp4:
     """gpt-oss's experts in 4-bit floats, padded as the GPU's kernel takes them.
 
-    Hopper: triton_kernels' values in tiles of 64 x 64 bytes and scales in 256 outputs, beside the
-    loaded scales; B200: FlashInfer's, with biases in float32; others: Marlin's.
+    Hopper: triton_kernels' values in tiles of 64 x 64 bytes and scales in 256 outputs, up to 0.24
+    beside the loaded ones; B200: FlashInfer's, with biases in float32; others: Marlin's.
     """
 
     ignored: Ignored = _ALL_BUT_EXPERTS
+    keeps_scales: bool = True
 
     while_loading = False
     description = "mxfp4 experts, 4 bits in groups of 32"
@@ -38,7 +39,7 @@ class Mxfp4:
         loaded, scales = E * N * K // 2, E * N * K // 32
         if gpu.compute_capability == HOPPER:
             yield loaded, E * round_up(K // 2, 64) * round_up(N, 64)
-            yield scales, None
+            yield scales, None if self.keeps_scales else 0
             yield 0, E * round_up(N, 256) * round_up(K // 32, 2)
         else:
             yield loaded, loaded

@@ -18,7 +18,7 @@ class ServeOptions(Settings, heading="server"):
     """vLLM's engine arguments, with its defaults."""
 
     engine: Engine = Field("vllm", description="whose rules are used")
-    engine_version: str = Field(USUAL, description="whose defaults and rules are used")
+    engine_version: str = Field(USUAL, description="whose rules; llama.cpp: 2026-10 to 2025-05")
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
         "auto", description="of the weights; auto: bfloat16, before compute capability 8.0 float16"
     )

@@ -15,7 +15,6 @@ vLLM 0.11.0 (PyTorch 2.8) on an H100: 0.13 GiB. Others, one GPU: a T4 0.05 GiB, 
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.vllm_versions import VllmRules
@@ -39,36 +38,29 @@ _POOL_HOPPER, _POOLS = (246 * _MIB, 410 * _MIB), ((80 * _MIB, 160 * _MIB), (0, 8
 _LINKED = ("sxm", "hbm3", "b200", "gb200", "gh200", "h200", "h800", "h20")
 
 
-class Range(NamedTuple):
-    """Hundredths of a GiB, least and most, and of which GPUs they were published."""
-
-    least: int
-    most: int
-    of: str
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Return both in bytes."""
-        return self.least * _GIB // 100, self.most * _GIB // 100
-
-
-_ON_H100 = {
-    1: Range(24, 27, "H100s"),
-    2: Range(206, 211, "linked H100s"),
-    4: Range(213, 221, "linked H100s"),
+_Range = tuple[tuple[int, int], str]
+"""Hundredths of a GiB, least and most, and of which GPUs they were published."""
+_ON_H100: Mapping[int, _Range] = {
+    1: ((24, 27), "H100s"),
+    2: ((206, 211), "linked H100s"),
+    4: ((213, 221), "linked H100s"),
 }
-_ON_H100_IN_GROUPS = Range(7, 7, "H100s")
-_ON_ANY = Range(5, 27, "T4, A100 and H100")
-_IN_GROUPS = Range(5, 27, "one GPU alone")
-_UNLINKED = Range(20, 36, "RTX 3090 and 4090")
-_LINKED_OTHERS = Range(20, 221, "A100s and H100s")
+_ON_H100_IN_GROUPS: _Range = (7, 7), "H100s"
+_ON_ANY: _Range = (5, 27), "T4, A100 and H100"
+_UNLINKED: _Range = (20, 36), "RTX 3090 and 4090"
+_LINKED_OTHERS: _Range = (20, 221), "A100s and H100s"
 
 
-def range_of(gpu: Gpu, tp: int, pp: int) -> Range:
-    """Return what is taken between vLLM's two readings, on each of `tp` x `pp` GPUs."""
+def range_of(gpu: Gpu, tp: int, pp: int) -> tuple[tuple[int, int], str]:
+    """Return bytes taken between vLLM's two readings, on each of `tp` x `pp` GPUs, and of which."""
+    (least, most), of = _range_of(gpu, tp, pp)
+    return (least * _GIB // 100, most * _GIB // 100), of
+
+
+def _range_of(gpu: Gpu, tp: int, pp: int) -> _Range:
     is_h100 = is_linked(gpu) and gpu.compute_capability == _HOPPER
     if tp == 1 and pp > 1:
-        return _ON_H100_IN_GROUPS if is_h100 else _IN_GROUPS
+        return _ON_H100_IN_GROUPS if is_h100 else _ON_ANY
     if tp > 1 and not is_linked(gpu):
         return _UNLINKED
     if is_h100:

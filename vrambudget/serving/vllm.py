@@ -32,6 +32,7 @@ from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
+from vrambudget.serving import vllm_versions
 from vrambudget.serving.blocks import Groups, groups_of
 from vrambudget.serving.latent import attention_elements, prefill_context, workspace_bytes
 from vrambudget.serving.linear import Linear
@@ -40,7 +41,6 @@ from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.outside import KERNELS_BYTES, expected_graphs, range_of
 from vrambudget.serving.parameters import layer_tensors
 from vrambudget.serving.quantised import Packed, Quantisation
-from vrambudget.serving.vllm_versions import ALONE_IN_SEGMENTS, OLDEST, VllmRules
 from vrambudget.serving.weights import (
     WHOLE_EXPERTS,
     kv_heads,
@@ -77,6 +77,7 @@ class Serving:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    in_flight_tokens: int  # of steps that are not settled yet
     concurrency: tuple[float, float]  # at max_model_len
     longest_request: int  # tokens, by the least
     block_size: int
@@ -90,7 +91,7 @@ class Serving:
 
     def requests(self, context: int) -> tuple[int, int]:
         """Return how many requests of so many tokens are held at once, least and most."""
-        each = self.groups.blocks_of(context, self.max_num_batched_tokens, self.block_size)
+        each = self.groups.blocks_of(context, self.in_flight_tokens, self.block_size)
         least, most = (min((n - 1) // each, self.max_num_seqs) for n in self.blocks)
         return max(0, least), max(0, most)
 
@@ -105,6 +106,8 @@ def serve(
     _check(config, options)
     if quantised is not None and options.itemsize > 2:  # noqa: PLR2004
         raise NotModelledError("quantised weights with dtype float32 are not modelled")
+    if isinstance(quantised, Mxfp4):
+        quantised = replace(quantised, keeps_scales=options.minor < vllm_versions.SCALES_FREED)
     stages = layers_of(config, options.pipeline_parallel_size)
     ranks = (_of_rank(config, gpu, options, layers, quantised) for layers in stages)
     found = min(ranks, key=lambda serving: serving.blocks[0])
@@ -177,10 +180,12 @@ def _of_rank(
     longest = options.max_model_len or config.max_position_embeddings
     how = None if quantised is None else (quantised, gpu)
     is_dense = not isinstance(config, MoeConfig | LatentConfig)
-    rules = VllmRules(options.minor, config.model_type, is_dense, quantised is not None)
-    alone = options.minor >= ALONE_IN_SEGMENTS
+    rules = vllm_versions.VllmRules(
+        options.minor, config.model_type, is_dense, quantised is not None
+    )
+    alone = options.minor >= vllm_versions.ALONE_IN_SEGMENTS
     weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp, quantised=how, alone=alone)
-    weights += workspace_bytes(gpu) if isinstance(config, LatentConfig) else 0
+    weights += workspace_bytes(gpu, options.minor) if isinstance(config, LatentConfig) else 0
     if options.cpu_offload_gb:
         most = int(options.cpu_offload_gb * _GIB)
         weights -= offloaded_bytes(config, layers, most, itemsize=itemsize, tp=tp, quantised=how)
@@ -190,7 +195,7 @@ def _of_rank(
     activations = _activations(config, gpu, options, sizes, sampling=sampling, quantised=quantised)
     counted = rules.counted_bytes(seqs, config.vocab_size) * samples
     may_take = ceil(options.utilization * gpu.capacity_bytes)
-    outside = range_of(gpu, tp, options.pipeline_parallel_size).sizes
+    outside, _ = range_of(gpu, tp, options.pipeline_parallel_size)
     outside = _pair(lambda size: rules.outside(size, KERNELS_BYTES), outside)
     expected = 0, 0
     if rules.takes_graphs and not options.enforce_eager:
@@ -210,13 +215,16 @@ def _of_rank(
     width = 2 * kv_heads(config, tp) * config.head_width  # of a token: keys and values
     width = config.latent_width if isinstance(config, LatentConfig) else width
     page = block * width * kv_itemsize
-    each = groups.blocks_of(longest, step, block)
+    in_flight = step * (
+        1 if options.minor < vllm_versions.SEVERAL_STEPS else options.pipeline_parallel_size + 1
+    )
+    each = groups.blocks_of(longest, in_flight, block)
 
     def blocks_of(size: int) -> int:
         return max(0, size // page // groups.layers)
 
     def tokens_of(size: int) -> int:
-        by_requests = options.minor > OLDEST
+        by_requests = options.minor > vllm_versions.OLDEST
         held = blocks_of(size)
         return held * longest // each if by_requests else held // len(groups.windows) * block
 
@@ -232,8 +240,9 @@ def _of_rank(
         max_model_len=longest,
         max_num_seqs=seqs,
         max_num_batched_tokens=step,
+        in_flight_tokens=in_flight,
         concurrency=(blocks[0] / each, blocks[1] / each),
-        longest_request=_longest(groups, blocks[0], longest, step, block),
+        longest_request=_longest(groups, blocks[0], longest, in_flight, block),
         block_size=block,
         groups=groups,
         graphs_bytes=(0, 0) if options.enforce_eager else GRAPHS,
@@ -267,7 +276,7 @@ def _activations(
     options: ServeOptions,
     sizes: tuple[int, int, int],
     *,
-    sampling: VllmRules | None,
+    sampling: vllm_versions.VllmRules | None,
     quantised: Quantisation | None,
 ) -> int:
     """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.

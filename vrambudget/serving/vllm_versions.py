@@ -4,6 +4,8 @@
            the cache; prints as tokens what requests of the greatest length hold together
     0.21   loads weights with max_split_size_mb:20: a tensor of 20 MiB has its segment alone
     0.22   some models run in a second model runner, from 0.29 on all
+    0.25   frees gpt-oss's scales as they were loaded
+    0.26   keeps blocks of a window for the tokens of two steps, which run at once
     0.27   reads from the driver all that was taken: the second sampler's counts of tokens as well
     0.28   the second sampler is profiled without a float32 copy of the logits
     0.29   the second runner's graphs come out of the cache, too
@@ -22,8 +24,10 @@ from typing import Final
 
 OLDEST, NEWEST = 19, 33
 KNOWN = f"0.{OLDEST} to 0.{NEWEST}"
-USUAL = "0.19"  # where none is asked for
+USUAL = "0.33"  # where none is asked for
 ALONE_IN_SEGMENTS = 21
+SCALES_FREED = 25
+SEVERAL_STEPS = 26
 _LISTED: Final[Mapping[str, int]] = {  # model types, and since when the second runner has them
     "qwen3": 22,
     "llama": 23,
