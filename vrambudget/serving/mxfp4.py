@@ -1,7 +1,9 @@
 """gpt-oss's experts in mxfp4 as vLLM holds them: weights K N / 2, a scale of each 32 in 8 bits.
 
 Source: vllm/model_executor/layers/fused_moe/oracle/mxfp4.py, third_party/triton_kernels/
-tensor_details/layout_details (hopper_value.py, hopper_scale.py). vLLM 0.19.
+tensor_details/layout_details (hopper_value.py, hopper_scale.py). vLLM 0.19 to 0.33.
+
+Groups of scales are padded by layers/quantization/utils/mxfp4_utils.py (_swizzle_mxfp4).
 """
 
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.linear import Linear
 from vrambudget.serving.quantised import BLACKWELL, HOPPER, ITEMSIZE, Ignored, Part
+from vrambudget.serving.vllm_versions import OLDEST
 from vrambudget.units import round_up
 
 _ALL_BUT_EXPERTS = Ignored((), "dense")
@@ -20,12 +23,13 @@ _WORKSTATION = (11, 0)  # from here on GPUs without the data centre's kernels
 class Mxfp4:
     """gpt-oss's experts in 4-bit floats, padded as the GPU's kernel takes them.
 
-    Hopper: triton_kernels' values in tiles of 64 x 64 bytes and scales in 256 outputs, up to 0.24
-    beside the loaded ones; B200: FlashInfer's, with biases in float32; others: Marlin's.
+    Hopper: triton_kernels' values, before 0.22 in tiles of 64 x 64 bytes, and scales in 256 outputs
+    and 2 groups, from 0.26 on 4, before 0.25 beside the loaded ones; B200: FlashInfer's, with
+    biases in float32; others: Marlin's. `minor`: of vLLM's version.
     """
 
     ignored: Ignored = _ALL_BUT_EXPERTS
-    keeps_scales: bool = True
+    minor: int = OLDEST
 
     while_loading = False
     description = "mxfp4 experts, 4 bits in groups of 32"
@@ -38,9 +42,10 @@ class Mxfp4:
         N = sum(round_up(n, of_inner if is_gate else of_hidden) for n in linear.outputs)
         loaded, scales = E * N * K // 2, E * N * K // 32
         if gpu.compute_capability == HOPPER:
-            yield loaded, E * round_up(K // 2, 64) * round_up(N, 64)
-            yield scales, None if self.keeps_scales else 0
-            yield 0, E * round_up(N, 256) * round_up(K // 32, 2)
+            tiles, groups = 64 if self.minor < 22 else 1, 4 if self.minor >= 26 else 2  # noqa: PLR2004
+            yield loaded, E * round_up(K // 2, tiles) * round_up(N, tiles)
+            yield scales, None if self.minor < 25 else 0  # noqa: PLR2004
+            yield 0, E * round_up(N, 256) * round_up(K // 32, groups)
         else:
             yield loaded, loaded
             yield scales, scales

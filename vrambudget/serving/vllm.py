@@ -48,7 +48,6 @@ from vrambudget.serving.weights import (
     offloaded_bytes,
     weight_bytes,
 )
-from vrambudget.units import round_up
 
 _GIB = 2**30
 _LARGE_GPU = 70 * _GIB
@@ -107,7 +106,7 @@ def serve(
     if quantised is not None and options.itemsize > 2:  # noqa: PLR2004
         raise NotModelledError("quantised weights with dtype float32 are not modelled")
     if isinstance(quantised, Mxfp4):
-        quantised = replace(quantised, keeps_scales=options.minor < vllm_versions.SCALES_FREED)
+        quantised = replace(quantised, minor=options.minor)
     stages = layers_of(config, options.pipeline_parallel_size)
     ranks = (_of_rank(config, gpu, options, layers, quantised) for layers in stages)
     found = min(ranks, key=lambda serving: serving.blocks[0])
@@ -202,7 +201,9 @@ def _of_rank(
         expected = expected_graphs(gpu, len(layers), seqs, rules)
     rest = may_take - weights - activations - counted
     cache = rest - outside[1] - expected[1], rest - outside[0] - expected[0]
-    first = max(0, _first_start(config, layers, options, step) - activations)
+    first = vllm_versions.tables_bytes(config.vocab_size // tp, config.hidden_size, step, itemsize)
+    is_compiled = not options.enforce_eager and not layers.start
+    first = max(0, first * is_compiled - activations)
     if options.kv_cache_memory_bytes is not None:
         cache, first = (options.kv_cache_memory_bytes,) * 2, 0
         if (left := gpu.capacity_bytes - weights - outside[0]) < cache[0]:
@@ -251,19 +252,6 @@ def _of_rank(
         first_start_bytes=first,
         first_start_tokens=_pair(lambda size: tokens_of(size - first), cache),
     )
-
-
-def _first_start(config: DecoderConfig, layers: range, options: ServeOptions, step: int) -> int:
-    """Return what the compiler holds at a first start: arguments of the kernel of the embedding.
-
-    Inductor times it on tables of its own, [V / tp, C] and [N, C] twice. Compiled code is kept.
-    vllm/config/compilation.py asks for benchmark_combo_kernel, torch/_inductor/codegen/
-    triton_combo_kernel.py makes it (codegen_kernel_benchmark).
-    """
-    if options.enforce_eager or layers.start:
-        return 0
-    rows = round_up(config.vocab_size, 64) // options.tensor_parallel_size
-    return (rows + 2 * step) * config.hidden_size * options.itemsize
 
 
 def _pair(function: Callable[[int], int], values: tuple[int, int]) -> tuple[int, int]:

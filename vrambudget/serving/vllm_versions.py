@@ -4,7 +4,6 @@
            the cache; prints as tokens what requests of the greatest length hold together
     0.21   loads weights with max_split_size_mb:20: a tensor of 20 MiB has its segment alone
     0.22   some models run in a second model runner, from 0.29 on all
-    0.25   frees gpt-oss's scales as they were loaded
     0.26   keeps blocks of a window for the tokens of two steps, which run at once
     0.27   reads from the driver all that was taken: the second sampler's counts of tokens as well
     0.28   the second sampler is profiled without a float32 copy of the logits
@@ -26,7 +25,6 @@ OLDEST, NEWEST = 19, 33
 KNOWN = f"0.{OLDEST} to 0.{NEWEST}"
 USUAL = "0.33"  # where none is asked for
 ALONE_IN_SEGMENTS = 21
-SCALES_FREED = 25
 SEVERAL_STEPS = 26
 _LISTED: Final[Mapping[str, int]] = {  # model types, and since when the second runner has them
     "qwen3": 22,
@@ -44,6 +42,16 @@ def minor_of(version: str) -> int | None:
     minor = rest.partition(".")[0]
     is_known = major == "0" and minor.isdecimal() and OLDEST <= int(minor) <= NEWEST
     return int(minor) if is_known else None
+
+
+def tables_bytes(rows: int, width: int, step: int, itemsize: int) -> int:
+    """Return what the compiler holds at a first start: arguments of the kernel of the embedding.
+
+    Inductor times it on tables of its own, [V / tp, C] and [N, C] twice. Compiled code is kept.
+    vllm/config/compilation.py asks for benchmark_combo_kernel, torch/_inductor/codegen/
+    triton_combo_kernel.py makes it (codegen_kernel_benchmark).
+    """
+    return (rows + 2 * step) * width * itemsize
 
 
 @dataclass(frozen=True, slots=True)
