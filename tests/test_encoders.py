@@ -146,12 +146,39 @@ def test_an_untied_head_has_a_weight_of_its_own(model_type):
     assert untied - tied == 16 * 8 + (0 if model_type == "distilbert" else 16)
 
 
+MODERNBERT = {**TINY, "num_hidden_layers": 4, "model_type": "modernbert"}
+
+
 @pytest.mark.parametrize(("window", "masks"), [(16, 2), (64, 0)])
 def test_modernbert_makes_a_mask_for_windows_that_are_shorter_than_the_block(window, masks):
-    config = family("modernbert", **{**TINY, "num_hidden_layers": 3}, local_attention=window)
+    config = family(**MODERNBERT, local_attention=window)
     job = Job(block=24, steps=2, optimizer="none").resolve(config)
 
-    assert simulate(config, job, Platform()).tape.operations.count("abs") == masks
+    assert simulate(config.for_job(job), job, Platform()).tape.operations.count("abs") == masks
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5; the program is of 4 layers, 7"),
+        ({"global_attn_every_n_layers": 2}, "global_attn_every_n_layers is 2"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_scaling is"),
+        ({"layer_types": ["full_attention"] * 4}, "layer_types names other layers"),
+    ],
+)
+def test_a_modernbert_that_was_not_recorded_is_refused_by_its_key(fields, words, monkeypatch):
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
+    with pytest.raises(VramBudgetError, match=words):
+        estimate({**MODERNBERT, **fields}, task="masked-lm", block=8)
+
+
+@pytest.mark.parametrize(("how", "masks"), [("cls", 0), ("mean", 2)])
+def test_modernbert_pools_as_its_file_says(how, masks):
+    """What is published says the mean, which reads a mask of ones where nobody gives one."""
+    config = family(**MODERNBERT, classifier_pooling=how)
+    job = Job(task="seq-cls", block=24, steps=2, optimizer="none").resolve(config)
+
+    assert simulate(config.for_job(job), job, Platform()).tape.operations.count("ones") == masks
 
 
 def test_electras_embeddings_may_be_narrower_than_its_layers():

@@ -71,7 +71,6 @@ TINY: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "mistral": {**GROUPED, "sliding_window": 8},
     "mixtral": {**EXPERTS, "num_local_experts": 4},
-    "modernbert": {**DECODER, "local_attention": 16},
     "nanogpt": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50},
     "olmo2": GROUPED,
     "olmo3": {**GROUPED, "sliding_window": 8},

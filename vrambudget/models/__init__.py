@@ -11,7 +11,6 @@ from vrambudget.config.model_config import ModelConfig, unknown_model_type
 _CONFIG_CLASSES = {
     "deberta-v2": ("deberta_v2", "DebertaV2Config"),
     "gemma3": ("gemma3_images", "Gemma3Config"),
-    "modernbert": ("modernbert", "ModernBertConfig"),
     "mt5": ("t5", "MT5Config"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "t5": ("t5", "T5Config"),

@@ -15,10 +15,16 @@ _COUNT_BYTES = 4
 
 def nonzero(x: Tensor, count: int) -> tuple[Tensor, ...]:
     """Return the indices of `count` elements of x, a view [count] per dimension of one tensor."""
+    found = indices(x, count)
+    return tuple(found.viewed((count,), None) for _ in range(x.ndim))
+
+
+def indices(x: Tensor, count: int) -> Tensor:
+    """Return the indices of `count` elements of x: [count, dimensions], the transposed places."""
     rows = contiguous(x)
-    indices = places(x.shape, count)
+    found = places(x.shape, count)
     del rows
-    return tuple(indices.viewed((count,), None) for _ in range(x.ndim))
+    return found.viewed((count, x.ndim), (1, count) if x.ndim > 1 else None)
 
 
 def places(shape: Shape, count: int) -> Tensor:

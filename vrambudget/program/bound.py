@@ -50,9 +50,9 @@ class Bound:
         path = ""
         for word, value in rows:
             path = value[0] if word == "at" else path
-            if word == "op" and self._module_of(value[0], path, value[2]) is not None:
-                continue  # its module reads them
-            found |= dict.fromkeys(_parameters_in(word, value))
+            of = self._module_of(value[0], path, value[2]) if word == "op" else None
+            read = value if of is None else value[2][of]  # its module reads its own
+            found |= dict.fromkeys(_parameters_in(word, read))
         return found
 
     def _call(self, value: list[Any]) -> Step:

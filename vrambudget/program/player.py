@@ -120,7 +120,7 @@ class Played(Module):
         ignored = program.source.get("ignores", ())
         given = {name: x for name, x in batch.items() if name not in ignored}
         missing = wanted.keys() - given.keys()
-        if given.keys() - wanted.keys() or missing - self._optional:
+        if given.keys() - wanted.keys() or missing - self._optional - {COUNT}:
             raise NotModelledError(
                 f"the program takes {', '.join(wanted)}, and the job feeds {', '.join(batch)}",
                 hint="pip install 'vrambudget[torch]' traces the model itself",

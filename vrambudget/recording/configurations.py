@@ -4,6 +4,7 @@ Which keys are free, `probing` finds out. A key of layers is free where layers r
 (recording.folding).
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import value as value_of
 from vrambudget.program.form import COUNT, Program
 from vrambudget.recording.generation import CALLED
-from vrambudget.recording.keys import OF_FILES, Defaults, Values, flattened, nested
+from vrambudget.recording.keys import OF_FILES, TAKEN, Defaults, Values, flattened, nested
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.probing import JOBS, Prober, Verdicts
@@ -75,9 +76,18 @@ def record(
     for deep in _DEEP[:-1]:
         with suppress(NotModelledError):
             recorder = Recorder(values, deep, job, tied)
+            if recorder.folds() and (more := recorder.rest()):
+                recorder = Recorder(values, deep + more, job, tied)
             if recorder.folds():
                 return recorder.every()
     return Recorder(values, _DEEP[-1], job, tied).every()
+
+
+def names_in_lines(program: Program) -> set[str]:
+    """Return the words of a program's lines: all sizes that it uses are among them."""
+    lines = (program.guards, program.stacks, [*program.sizes.values()], program.inputs)
+    built = (program.effects, program.built, program.builds, program.code)
+    return set(re.findall(r"[a-z]\w*", repr((lines, built))))
 
 
 class Recorder(Prober):
@@ -119,11 +129,14 @@ class Recorder(Prober):
                 error = error or problem
                 continue
             verdicts.folds = verdicts.folds or {row[0]: row[2:4] for row in program.stacks}
+            free = {k: v for k, v in free.items() if k in names_in_lines(program)}
             program.keys = self._keys(own, list(free), verdicts)
             if pixels := self.base.facts["inputs"].get("pixel_values"):  # a job may say their size
                 size = dict.fromkeys(("is", "default"), int(pixels[0][-1]))
                 program.keys.setdefault("image_size", size)
             program.source["others"] = self._others(program.keys)
+            if self.ignores_count:
+                program.inputs.append([COUNT, [], "~int64", "t0"])  # which nothing reads
             return Recorded(program, [*free, *self._own_jobs], sorted(own), 0, verdicts)
         raise error or UnfitError("no changed sizes can be recorded together")
 
@@ -233,8 +246,6 @@ class Recorder(Prober):
             "transformers": installed_version("transformers"),
             "torch": installed_version("torch"),
         }
-        if self.ignores_count:
-            found["ignores"] = [COUNT]
         if "target" in self._own_jobs:  # what its generation begins and ends with
             found["special_tokens"] = 2 + (self._own.get("bos_token_id") is not None)
             found["forces_last_token"] = self._own.get("forced_eos_token_id") is not None
@@ -282,6 +293,8 @@ class Recorder(Prober):
                 found[key] = {"layers": value}
             else:
                 found[key] = {"is": value, **defaults.of(key)}
+        taken = TAKEN.get(self._full["model_type"], {}).items()
+        found |= {key: {"is": value, "default": value} for key, value in taken}
         found["attribute_map"] = {k: v for k, v in self._map.items() if v in found}
         return found
 

@@ -1,7 +1,7 @@
 """Keys of a configuration: what they may be instead, and what holds where one is not named."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import transformers
 
@@ -28,10 +28,22 @@ OF_FILES = {
     "gemma3_text": ("cache_implementation", "rope_local_base_freq"),
     "smollm3": ("max_window_layers",),
     "minimax_m2": ("rotary_dim",),
+    "modernbert": (
+        *("global_rope_theta", "local_rope_theta", "reference_compile"),
+        *("repad_logits_with_grad", "sliding_window"),
+    ),
     "hunyuan_v1_dense": ("eod_token_id", "use_qk_norm", "use_cla"),
     "starcoder2": ("norm_type", "mlp_type"),
 }
 """Keys of published files that a type's own code does not read."""
+
+TAKEN: dict[str, Values] = {
+    "modernbert": {"global_attn_every_n_layers": 3, "rope_scaling": None},
+}
+"""Keys that a type's class turns into others, as they are where nobody says them."""
+
+TIED: dict[str, dict[str, str]] = {"deberta-v2": {"pooler_hidden_size": "hidden_size"}}
+"""Keys that are as large as another one, or the type's code fails."""
 
 
 def flattened(values: Values, prefix: str = "") -> Values:
@@ -68,6 +80,12 @@ def others(value: Any) -> Iterator[Any]:
                 yield other
     elif isinstance(value, float):
         yield value * 1.5 if value else 0.125
+
+
+def choices(model_type: str, key: str) -> tuple[Any, ...]:
+    """Return what a key may be, where its class names all values; () for any other."""
+    hint = type(transformers.AutoConfig.for_model(model_type)).__annotations__.get(key)
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 class Defaults:

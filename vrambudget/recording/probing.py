@@ -19,7 +19,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.generation import sizes_of
-from vrambudget.recording.keys import Values, flattened, nested, others
+from vrambudget.recording.keys import Values, choices, flattened, nested, others
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, UnfitError, code_of
 from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
@@ -165,8 +165,14 @@ class Prober:
         """Return whether all stacks of layers recur at this depth."""
         probe = [Probe(dict(self._own_jobs), "bf16", self.base)]
         program = program_of(probe, Model(depths=self.depths()))
-        mine = [row for row in program.stacks if row[1] is not None]
-        return bool(mine) and all(row[3] is not None for row in mine)
+        self._mine = [row for row in program.stacks if row[1] is not None]
+        return bool(self._mine) and all(row[3] is not None for row in self._mine)
+
+    def rest(self) -> int:
+        """Return how many layers more end where the configuration's do in what recurs."""
+        own = self._explicit(self._values)
+        found = [(own[key] - layers) % (period or 1) for _, key, _, period, layers, _ in self._mine]
+        return max(found, default=0)
 
     def verdicts(self) -> Verdicts:
         """Return what each key decides that the model's code reads."""
@@ -227,7 +233,9 @@ class Prober:
                     found.builds[key] = not value
                 if other.facts["outputs"] == self.base.facts["outputs"]:
                     return
-        found.conditions[key] = value
+        named = () if "." in key else choices(self._full["model_type"], key)
+        if not named or not all(self._ignores(key, other) for other in named):
+            found.conditions[key] = value
 
     def _changed(self, key: str, value: Any) -> tuple[str, Any]:
         """Record with a key changed: it is free, fixed, or ignored, which changes nothing."""

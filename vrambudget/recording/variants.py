@@ -5,18 +5,21 @@ Jobs in which the model's code does the same are one program.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.errors import VramBudgetError
+from vrambudget.expressions import names_in
 from vrambudget.program.form import Program
+from vrambudget.program.guards import holds
 from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
 from vrambudget.recording.generation import CALLS
-from vrambudget.recording.keys import Values
+from vrambudget.recording.keys import TIED, Values, choices
 from vrambudget.recording.probing import Verdicts
 from vrambudget.recording.programs import joined
 from vrambudget.recording.rows import kinds_of
-from vrambudget.recording.runs import recording
+from vrambudget.recording.runs import LENGTH, recording
 
 ATTENTIONS = ("sdpa", "eager")
 MASKS: tuple[Values, ...] = ({"attention_mask": "ones"}, {"rows": "padded"})
@@ -28,22 +31,70 @@ def record_variants(
     """Return the programs of a configuration's model as one, each checked against its trace."""
     found: list[Recorded] = []
     for task in tasks:
-        ties: list[dict[str, str]] = [{}]
-        for tied in ties:
-            verdicts: Verdicts | None = None
-            for job in _jobs(values, task, attentions):
-                made = record(values, verdicts, tied, **job)
-                if verdicts is None and not tied:
-                    ties += tied_in(made.program)
-                verdicts = made.verdicts
-                if "call" not in job:
-                    made.checked = check(made.program, {**values, **_equal(values, tied)}, **job)
-                if len(ties) > 1:
-                    made.program.when["equal"] = [f"{a}, {b}" for a, b in tied.items()] or ["none"]
-                found.append(made)
+        ties = [TIED.get(values["model_type"], {})]
+        others: list[Values] = [{}]
+        for tied, other in ((t, o) for t in ties for o in others):
+            own, known = {**values, **other}, dict[str, Verdicts | None]()
+            for job in _jobs(own, task, attentions):
+                for made in _both_sides(own, known, tied, job):
+                    if not found or found[-1].program.when["task"] != [task]:
+                        ties += tied_in(made.program)
+                        others += _others(made.program, values)
+                    if len(ties) > 1:
+                        equal = [f"{a}, {b}" for a, b in tied.items()]
+                        made.program.when["equal"] = equal or ["none"]
+                    for key in {key for each in others for key in each}:
+                        made.program.when[key] = [made.program.keys[key]["is"]]
+                    found.append(made)
     checked = sum(made.checked for made in found)
     programs = joined(made.program for made in found)
     return dataclasses.replace(found[0], program=programs, checked=checked)
+
+
+def _both_sides(
+    values: Values, known: dict[str, Verdicts | None], tied: Values, job: Values
+) -> Iterator[Recorded]:
+    """Yield the program of a job; where a window decides, those of shorter and of longer rows."""
+    own = {**values, **_equal(values, tied)}
+    made = record(own, known.get(""), tied, **job)
+    known[""] = made.verdicts
+    if "call" in job:
+        yield made
+        return
+    made.checked = check(made.program, own, **job)
+    for side, others, window in _beyond(made.program, own):
+        with suppress(VramBudgetError):
+            further = record({**own, **window}, known.get(others), tied, **job)
+            further.checked = check(further.program, {**own, **window}, **job)
+            known[others] = further.verdicts
+            made.program.when["length"], further.program.when["length"] = [side], [others]
+            yield further
+            break
+    yield made
+
+
+def _beyond(program: Program, values: Values) -> Iterator[tuple[str, str, Values]]:
+    """Yield comparisons with the length, how they come out otherwise, and a key that does that."""
+    for guard in program.guards:
+        left, sign, right, outcome, _ = guard
+        for key in sorted(names_in(right) & program.keys.keys()) if left == "length" else ():
+            usual = int(values.get(key, program.keys[key].get("default", LENGTH)))
+            for other in (*(usual >> n for n in range(1, 9)), *(usual << n for n in range(1, 9))):
+                probes = ({key: 4 * other, left: LENGTH}, {key: other // 2, left: 2 * LENGTH})
+                if other and not any(holds(guard, probe) for probe in probes):
+                    holding, failing = f"{left} {sign} {right}", f"not {left} {sign} {right}"
+                    own, further = (holding, failing) if outcome else (failing, holding)
+                    yield own, further, {key: other}
+                    break
+
+
+def _others(program: Program, values: Values) -> Iterator[Values]:
+    """Yield what keys may be instead whose class names all values."""
+    for key, rule in program.keys.items():
+        if isinstance(rule, dict) and isinstance(rule.get("is"), str) and "." not in key:
+            for other in choices(values["model_type"], key):
+                if other != rule["is"]:
+                    yield {key: other}
 
 
 def _jobs(values: Values, task: str, attentions: Sequence[str]) -> Iterator[Values]:

@@ -32,12 +32,16 @@ _FINITE = {"isfinite": True, "isnan": False, "isinf": False}
 
 
 class Known:
-    """How a value was made, and the value once it was asked for."""
+    """How a value was made, and the value once it was asked for.
 
-    __slots__ = ("_made", "_value")
+    `is_given`: it is the job's inputs', or made of them alone: no weight that nobody wrote decides.
+    """
 
-    def __init__(self, made: Callable[[], Any]) -> None:
+    __slots__ = ("_made", "_value", "is_given")
+
+    def __init__(self, made: Callable[[], Any], *, is_given: bool = False) -> None:
         self._made: Callable[[], Any] | None = made
+        self.is_given = is_given
         self._value: Any = None
 
     def value(self) -> Any:
@@ -49,7 +53,7 @@ class Known:
 
 def of_tensor(x: torch.Tensor) -> Known:
     """Return the value of a tensor on the CPU."""
-    return Known(lambda: x)
+    return Known(lambda: x, is_given=True)
 
 
 def of(func: Any, given: Any, mode: Any) -> Known | None:
@@ -58,7 +62,11 @@ def of(func: Any, given: Any, mode: Any) -> Known | None:
     if found is None and func.__name__ in _FINITE:
         shape = tuple(given[0][0].shape)
         return Known(lambda: torch.full(shape, _FINITE[func.__name__]))
-    return None if found is None else Known(lambda: worked_out(func, *found))
+    if found is None:
+        return None
+    values: list[Known] = []
+    mapped(found, Known, values.append)
+    return Known(lambda: worked_out(func, *found), is_given=all(x.is_given for x in values))
 
 
 def _by_shape(func: Any, args: Any, mode: Any) -> dict[int, Known]:
@@ -199,6 +207,12 @@ def read_back(x: TracedTensor) -> torch.Tensor | None:
         return None
     value: torch.Tensor = x.known.value()
     return value
+
+
+def places(x: TracedTensor | None) -> int | None:
+    """Return how many places of a counted tensor are set, None where no input says it."""
+    value = read_back(x) if x is not None and x.known is not None and x.known.is_given else None
+    return None if value is None else int(value.count_nonzero())
 
 
 def brought_to_host(func: Any, given: Any, mode: Any) -> torch.Tensor | None:

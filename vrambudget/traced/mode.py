@@ -28,7 +28,7 @@ from vrambudget.traced import casts, known, regions
 from vrambudget.traced.hooks import LeafHooks
 from vrambudget.traced.lines import own_line, stack
 from vrambudget.traced.meta_fallback import TorchCall, mapped
-from vrambudget.traced.rules import ATTRIBUTES, RULES, WRITING
+from vrambudget.traced.rules import ATTRIBUTES, COUNTING, RULES, WRITING
 from vrambudget.traced.tensor import GPU, TracedTensor, dtype_of, no_rule, traced_tensor
 
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
@@ -87,7 +87,10 @@ class Following(TorchFunctionMode):
             return call.handed(func, ours[0][0], given)
         rule = RULES.get(func)
         if rule is not None:
-            result = rule(*ours[0], **ours[1])
+            own = ours[1]
+            if func in COUNTING:
+                own = {**own, "count": known.places(self.traced_of(given[0][0]))}
+            result = rule(*ours[0], **own)
             if result is not NotImplemented:
                 if func in WRITING:
                     call.wrote(ours[0][0], result)

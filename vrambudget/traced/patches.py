@@ -5,13 +5,13 @@
     torch.autograd.Function.apply   its forward and backward are torch calls too: they are run
     torch.clear_autocast_cache      the end of an autocast region
     torch.cuda's questions          what GPU this is
-    torch.jit.ScriptFunction        the Python function that it was compiled from is run
+    torch.jit.ScriptFunction        a rule's, or the Python that it was compiled from is run
     torch.nn.init's trunc_normal_   nothing is drawn: up to torch 2.11 it makes nothing, either
 
 Source: torch/utils/checkpoint.py (_checkpoint_without_reentrant_generator), autograd/function.py.
-Not modelled: what TorchScript fuses, and that it frees results after their last use; checkpoints
-with re-entry whose function draws random numbers; what trunc_normal_ makes since torch 2.13, if a
-model is built on the GPU (masks of what it draws again).
+Not modelled: what TorchScript fuses, and that it frees results after their last use, in functions
+without a rule (rules.scripts); checkpoints with re-entry whose function draws random numbers; what
+trunc_normal_ makes since torch 2.13, if a model is built on the GPU (masks of what it draws again).
 """
 
 from collections.abc import Callable, Iterator
@@ -31,6 +31,7 @@ from vrambudget.traced import regions
 from vrambudget.traced.fast_path import FAST_PATH
 from vrambudget.traced.functions import apply_function
 from vrambudget.traced.mode import Following
+from vrambudget.traced.rules import RULES, SCRIPTS
 from vrambudget.traced.tensor import TracedTensor, traced_tensor
 
 
@@ -74,7 +75,7 @@ def _patched(mode: Following) -> Iterator[None]:
             (torch.autograd.Function, "apply", classmethod(_applied(mode))),
             (torch, "clear_autocast_cache", clear_cache),
             (torch.cuda, "get_device_capability", lambda _device=None: capability),
-            (torch.jit.ScriptFunction, "__call__", _as_python),
+            (torch.jit.ScriptFunction, "__call__", _scripted(mode)),
             (torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),
             (torch.amp.autocast_mode, "amp_definitely_not_available", lambda: False),
             *FAST_PATH,
@@ -84,9 +85,17 @@ def _patched(mode: Following) -> Iterator[None]:
         yield
 
 
-def _as_python(script: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run the function that torch.jit.script kept for torch.compile (torch/jit/_script.py)."""
-    return script._torchdynamo_inline(*args, **kwargs)  # noqa: SLF001
+def _scripted(mode: Following) -> Callable[..., Any]:
+    """Return a call of the function that torch.jit.script kept (torch/jit/_script.py), by rules."""
+
+    def call(script: Any, *args: Any, **kwargs: Any) -> Any:
+        function = script._torchdynamo_inline  # noqa: SLF001 - which torch.compile reads
+        if (rule := SCRIPTS.get(function.__name__)) is None:
+            return function(*args, **kwargs)
+        RULES.setdefault(function, rule)
+        return mode.__torch_function__(function, (), args, kwargs)
+
+    return call
 
 
 def _applied(mode: Following) -> Callable[..., Any]:

@@ -13,16 +13,16 @@ Source: models/deberta_v2/modeling_deberta_v2.py (DisentangledSelfAttention) of 
 
 from typing import TYPE_CHECKING
 
-from vrambudget.dtypes import bool_, float32, int64
-from vrambudget.engine.context import context
+from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Shape, Tensor
+from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.layers import Dropout, Linear
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import add, add_scalar, mul_scalar
 from vrambudget.ops.fill import add_, masked_fill
 from vrambudget.ops.indexing import gather
 from vrambudget.ops.linear import bmm
+from vrambudget.ops.scripted import log_buckets
 from vrambudget.ops.shape import (
     contiguous,
     expand,
@@ -37,8 +37,6 @@ from vrambudget.ops.stacking import repeat_first
 if TYPE_CHECKING:
     from vrambudget.models.families.deberta_v2 import DebertaV2Config
 
-_LOG_BUCKETS = "make_log_bucket_position"
-
 
 def relative_positions(length: int, *, has_buckets: bool) -> Tensor:
     """build_relative_position: which row of the table each pair of tokens reads, [1, T, T]."""
@@ -46,54 +44,10 @@ def relative_positions(length: int, *, has_buckets: bool) -> Tensor:
     q_ids, k_ids = arange(length), arange(length)
     distances = made("sub", shape, int64)
     if has_buckets:
-        distances = _log_buckets(length)
+        distances = log_buckets(distances)
         distances = made("to_dtype", shape, int64)
     del q_ids, k_ids  # held until here
     return unsqueeze(distances, 0)
-
-
-def _log_buckets(length: int) -> Tensor:
-    """make_log_bucket_position: near distances as they are, far ones by their logarithm.
-
-    TorchScript frees each result after its last use. Its first call is profiled as it stands; from
-    the second on, what lies between the sign, the limit and the quotient by a number that is not on
-    the device are two kernels (tensorexpr_fuser.cpp).
-    """
-    shape = (length, length)
-    if _LOG_BUCKETS in context.scripts:
-        return _fused_log_buckets(shape)
-    context.scripts |= {_LOG_BUCKETS}
-    sign = made("sign", shape, int64)
-    below, above = made("lt", shape, bool_), made("gt", shape, bool_)
-    is_near = made("bitwise_and", shape, bool_)
-    del below, above
-    limit = made("to_device", (), int64)
-    magnitude = made("abs", shape, int64)
-    abs_pos = made("where", shape, int64)
-    del is_near, limit, magnitude
-    log_pos = made("div", shape, float32)
-    for operation in ("log", "div", "mul", "ceil", "add"):
-        log_pos = made(operation, shape, float32)
-    fits = made("le", shape, bool_)
-    del abs_pos
-    plain = made("to_dtype", shape, float32)
-    far = made("mul", shape, float32)
-    del log_pos, sign
-    bucket_pos = made("where", shape, float32)
-    del fits, plain, far
-    return bucket_pos
-
-
-def _fused_log_buckets(shape: Shape) -> Tensor:
-    sign = made("sign", shape, int64)
-    limit = made("to_device", (), int64)
-    log, abs_pos = made("fused", shape, float32), made("fused", shape, int64)
-    del limit
-    log_pos = made("div", shape, float32)
-    del log
-    bucket_pos = made("fused", shape, float32)
-    del log_pos, abs_pos, sign
-    return bucket_pos
 
 
 class DisentangledSelfAttention(Module):

@@ -49,17 +49,6 @@ def class_loss(
         return fixed_cross_entropy(logits, view(labels, -1), num_items_in_batch)
 
 
-def masked_lm_loss(
-    logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | None = None
-) -> Tensor | None:
-    """ForMaskedLMLoss: logits [..., V] as float32 against labels [...]."""
-    if labels is None:
-        return None
-    with made_for(Purpose.LOGITS_AND_LOSS):
-        logits = to(logits, float32)
-        return class_loss(logits, labels, num_items_in_batch)
-
-
 def fixed_cross_entropy(
     logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None
 ) -> Tensor:

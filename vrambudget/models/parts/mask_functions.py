@@ -37,18 +37,6 @@ def within_window(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return seen
 
 
-def around(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return which keys are at most a window away, before or after: abs(query - key) <= window."""
-    del batch
-    shape = (1, 1, query.shape[2], key.shape[3])
-    offset = made("sub", shape, int64)
-    distance = made("abs", shape, int64)
-    del offset
-    near = made("le", shape, bool_)
-    del distance
-    return near
-
-
 def same_sequence(packed: Tensor) -> MaskFunction:
     """Return the function of keys that are in the same of the packed sequences."""
 

@@ -28,7 +28,6 @@ from vrambudget.models.parts.mask_functions import (
     MaskFunction,
     and_masks,
     anywhere,
-    around,
     is_token,
     not_after,
     same_sequence,
@@ -109,44 +108,15 @@ def bidirectional_mask(
     `attended`: an encoder's states [B, S, C], if it is not the embeddings that are attended to.
     """
     attended = embeddings if attended is None else attended
-    return _both_ways(embeddings.shape[1], attended, padding, anywhere)
-
-
-def bidirectional_window_mask(
-    embeddings: Tensor, padding: Tensor | None, window: int
-) -> Tensor | None:
-    """create_bidirectional_sliding_window_mask: each token sees `window` tokens on both sides.
-
-    None where the window spans all tokens, and none of them is padding [B, T]; else [B, 1, T, T].
-    """
-    length = embeddings.shape[1]
-    near = and_masks(around, anywhere)
-    return _both_ways(length, embeddings, padding, near, has_limit=length >= window)
-
-
-def _both_ways(
-    queries: int,
-    attended: Tensor,
-    padding: Tensor | None,
-    function: MaskFunction,
-    *,
-    has_limit: bool = False,
-) -> Tensor | None:
-    """Return the mask [B, 1, T, S] over the states [B, S, C] that are attended to.
-
-    There is none if nothing limits it but padding, and there is no padding, which is read back.
-    """
     if padding is not None:
         padding = made("to_dtype", padding.shape, bool_)
         every = made("all", (), bool_)
         with_partial_sums(padding, (0, 1), accumulator=1)
         del every
-    if not has_limit and (padding is None or context.options.full_rows):
+    if padding is None or context.options.full_rows:
         return None
-    if padding is not None:
-        function = and_masks(function, is_token(padding))
-    span = Span(queries, attended.shape[1])
-    return built(attended, function, span)
+    span = Span(embeddings.shape[1], attended.shape[1])
+    return built(attended, and_masks(anywhere, is_token(padding)), span)
 
 
 def _padded_mask(

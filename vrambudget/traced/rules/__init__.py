@@ -15,8 +15,9 @@ from vrambudget.traced.rules import (
     shapes,
 )
 from vrambudget.traced.rules.attributes import ATTRIBUTES
-from vrambudget.traced.rules.table import RULES, WRITING
+from vrambudget.traced.rules.scripts import SCRIPTS
+from vrambudget.traced.rules.table import COUNTING, RULES, WRITING
 
-__all__ = ["ATTRIBUTES", "RULES", "WRITING"]
+__all__ = ["ATTRIBUTES", "COUNTING", "RULES", "SCRIPTS", "WRITING"]
 _FILLED = arithmetic, attention, convolutions, fills, losses, norms, products, shapes
 """Each fills the table as it is imported."""

@@ -36,8 +36,10 @@ class Places:
 
 
 @on("nonzero")
-def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
+def nonzero(x: Any, *, count: int | None, as_tuple: bool = False) -> Any:
     """Return the indices of the places that are set."""
-    if Places.count is None or not as_tuple:
+    if count is None and Places.count is not None:
+        count = Places.count(x.shape)
+    if count is None:
         return NotImplemented
-    return selection.nonzero(x, Places.count(x.shape))
+    return selection.nonzero(x, count) if as_tuple else selection.indices(x, count)

@@ -13,6 +13,9 @@ RULES: dict[Any, Callable[..., Any]] = {}
 WRITING: set[Any] = set()
 """The functions among them that write into their first argument."""
 
+COUNTING: set[Any] = {torch.nonzero, torch.Tensor.nonzero}
+"""The functions whose rules take how many places of their argument are set, None if unknown."""
+
 _HOMES: tuple[Any, ...] = (
     torch.Tensor,
     torch,
