@@ -81,7 +81,7 @@ REPLICATED = {
 ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3"}
 # of 20 layers; four, where nothing is said
 TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
-TRACED |= {"mt5": 40, "t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
+TRACED |= {"mt5": 40, "t5": 40}  # which share tensors that want gradients
 
 
 def scenario_of(name, fields, values=None, layers=9):

@@ -40,9 +40,6 @@ LATENT |= {
     "topk_group": 1,
 }
 TINY: dict[str, dict[str, Any]] = {
-    "deberta-v2": {**DECODER, "relative_attention": True, "position_buckets": 8}
-    | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p"}
-    | {"position_biased_input": False},
     "cohere": {**GROUPED, "use_qk_norm": True},
     "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT,

@@ -43,7 +43,7 @@ TINY = {
     "t5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
     "mt5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
 }
-WITHOUT_SDPA = {"deberta-v2", "gpt_oss"}
+WITHOUT_SDPA = {"gpt_oss"}
 SIZES = {"batch": 4, "block": 32}
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 

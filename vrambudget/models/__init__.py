@@ -9,7 +9,6 @@ from pathlib import Path
 from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
 _CONFIG_CLASSES = {
-    "deberta-v2": ("deberta_v2", "DebertaV2Config"),
     "gemma3": ("gemma3_images", "Gemma3Config"),
     "mt5": ("t5", "MT5Config"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),

@@ -15,8 +15,10 @@ _LOG_BUCKETS = "make_log_bucket_position"
 def log_buckets(relative_pos: Tensor) -> Tensor:
     """Return buckets [T, T] in float32: near distances as they are, far ones by their logarithm.
 
-    Source: transformers/models/deberta_v2/modeling_deberta_v2.py (make_log_bucket_position), whose
-    limit and divisor are numbers of the host: what lies between them is two kernels.
+    DeBERTa's make_log_bucket_position, whose limit and divisor are numbers of the host: what lies
+    between them is two kernels.
+
+    Source: models/deberta_v2/modeling_deberta_v2.py (DisentangledSelfAttention), transformers 5.17.
     """
     shape = relative_pos.shape
     if _LOG_BUCKETS in context.scripts:

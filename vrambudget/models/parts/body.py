@@ -1,4 +1,4 @@
-"""Models without a head, as AutoModel builds them: hidden states [B, T, C] are what they return."""
+"""Decoders without a head, as AutoModel builds them: they return hidden states [B, T, C]."""
 
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine.module import Module
@@ -25,16 +25,3 @@ class DecoderBody(CachesKeysAndValues):
         cache = self.past(None, use_cache)
         hidden_states = self.model(input_ids, attention_mask, past_key_values=cache)
         return Outputs(None, hidden_states, past_key_values=cache)
-
-
-class EncoderBody(Module):
-    """An encoder's model [B, T] -> [B, T, C], and what it pools [B, C] where it does."""
-
-    def __init__(self, model: Module) -> None:
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Outputs:
-        """[B, T] -> [B, T, C] and [B, C]."""
-        returned = self.model(input_ids, attention_mask)
-        hidden_states, *pooled = returned if isinstance(returned, tuple) else (returned,)
-        return Outputs(None, hidden_states, tuple(pooled))
