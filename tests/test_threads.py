@@ -13,6 +13,7 @@ import pytest
 from vrambudget import estimate
 from vrambudget.engine.context import Platform, recording
 from vrambudget.errors import VramBudgetError
+from vrambudget.tape.events import Storage
 
 MODEL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100}
 
@@ -95,3 +96,19 @@ def test_an_estimate_in_a_signal_handler_is_right_or_an_error():
     assert all(outside)
     assert inside
     assert all(inside)
+
+
+def test_what_a_handler_raises_while_a_tensor_dies_ends_the_estimate():
+    def interrupt(frame, event, _):
+        if event == "call" and frame.f_code is Storage.__del__.__code__:
+            raise KeyboardInterrupt
+
+    before = sys.unraisablehook
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            peak(2)
+    finally:
+        sys.setprofile(None)
+    assert sys.unraisablehook is before
+    assert peak(2)

@@ -35,9 +35,8 @@ def load_ipython_extension(shell: Any) -> None:
     """Register %vram and %%rehearse."""
 
     @_in_two_lines
-    def vram(line: str) -> Budget | None:
+    def vram(words: list[str]) -> Budget | None:
         """Show what a job takes: %vram gpt2 --batch 8 --gpu 12GB."""
-        words = _words(line)
         if words and words[0] not in COMMANDS and not {"-h", "--help"} & {*words}:
             return run(words, shell.user_ns)
         with suppress(SystemExit):  # --help ends a command
@@ -45,10 +44,9 @@ def load_ipython_extension(shell: Any) -> None:
         return None
 
     @_in_two_lines
-    def rehearse(line: str, cell: str) -> None:
+    def rehearse(words: list[str], cell: str) -> None:
         """Rehearse the cells that ran, and this one: %%rehearse --gpu t4 --steps 3."""
         cells = [*shell.user_ns["In"][:-1], shell.transform_cell(cell)]
-        words = _words(line)
         with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
             file = Path(folder) / "notebook.py"
             code = "\n".join(_statements(cells))
@@ -61,24 +59,20 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _in_two_lines(magic: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a magic that says a mistake in two lines, as the command line does."""
+    """Return a magic of a line's words that says a mistake in two lines, as a terminal has it."""
 
     @wraps(magic)
-    def called(*given: str) -> Any:
+    def called(line: str, *cell: str) -> Any:
         try:
-            return magic(*given)
+            words = shlex.split(line)
+        except ValueError as error:  # a quotation that is not closed
+            return say(f"error: {line!r:.200}: {error}")
+        try:
+            return magic(words, *cell)
         except VramBudgetError as error:
             say(error.render())
 
     return called
-
-
-def _words(line: str) -> list[str]:
-    """Return a line's words, as a shell has them. Raises VramBudgetError."""
-    try:
-        return shlex.split(line)
-    except ValueError as error:  # a quotation that is not closed
-        raise VramBudgetError(f"{line!r:.200}: {error}") from None
 
 
 def _statements(cells: Iterable[str]) -> Iterator[str]:

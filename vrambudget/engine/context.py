@@ -6,6 +6,7 @@ the length of a job. Threads take turns, a job at a time: run jobs side by side 
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,7 +152,7 @@ def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Ite
 
     Python's cycle collector is paused: storages die by reference counting alone, as in PyTorch,
     and a collection would only cost time. Raises VramBudgetError in a signal handler that
-    interrupts another recording.
+    interrupts another recording, and what a handler raises while a storage dies: Python prints it.
     """
     global _recording  # noqa: PLW0603 - of the thread that has the turn
     with _turn:
@@ -165,9 +166,14 @@ def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Ite
         collecting = gc.isenabled()
         gc.disable()
         context.reset(tape, platform, options)
+        lost, hook = list[Any](), sys.unraisablehook
+        sys.unraisablehook = lambda it: (lost.append if it.object is Storage.__del__ else hook)(it)
         try:
             yield tape
+            if lost:  # and the free with it
+                raise lost[0].exc_value
         finally:
+            sys.unraisablehook = hook
             context.reset(Tape(), platform, options)
             _recording = False
             if collecting:
