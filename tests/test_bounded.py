@@ -172,3 +172,10 @@ def test_a_value_of_another_kind_is_no_traceback(config, tmp_path):
         vrambudget.estimate(tmp_path, block=8)
     with pytest.raises(VramBudgetError):
         vrambudget.serve(tmp_path, gpu="h100")
+
+
+def test_two_spellings_of_a_field_that_disagree_are_an_error_in_a_job_s_file(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text('model = "gpt2"\ngrad_accum = 3\ngradient_accumulation_steps = 4\n')
+    with pytest.raises(VramBudgetError, match="grad_accum is given twice"):
+        vrambudget.estimate(file, block=8)

@@ -250,12 +250,12 @@ def mistakes(
 
 
 def canonical(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values under their fields' names. Raises ValueError if two disagree."""
+    """Return the values under their fields' names. Raises VramBudgetError if two disagree."""
     renamed: dict[str, Any] = {}
     for key, value in values.items():
         name = aliases.get(key, key)
         if name in renamed and renamed[name] != value:
-            raise ValueError(
+            raise VramBudgetError(
                 f"{name} is given twice, under other spellings: "
                 f"{show(renamed[name])} and ({key}) {show(value)}"
             )
