@@ -54,7 +54,9 @@ def test_a_shared_tape_is_at_every_point_the_tape_of_that_point(number):
     except NotModelledError:
         scenario = tiny(*KINDS[number])
     config = scenario.config
-    longest = 16 if config.image_shape else min(config.learned_positions or 300, 300)
+    longest = (
+        16 if getattr(config, "image_shape", None) else min(config.learned_positions or 300, 300)
+    )
     batches, blocks = points(30, longest, number)
     seen = []
     for shared in shared_tapes(scenario, batches, blocks):

@@ -3,8 +3,9 @@
 Nothing is imported here: jobs are measured in environments that have PyTorch and little else.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 AUTO_CLASSES: Mapping[str, str] = {
     "causal-lm": "AutoModelForCausalLM",
@@ -12,6 +13,11 @@ AUTO_CLASSES: Mapping[str, str] = {
     "seq-cls": "AutoModelForSequenceClassification",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-cls": "AutoModelForImageClassification",
+    "video-cls": "AutoModelForVideoClassification",
+    "image-seg": "AutoModelForSemanticSegmentation",
+    "audio-cls": "AutoModelForAudioClassification",
+    "ctc": "AutoModelForCTC",
+    "contrastive": "AutoModelForZeroShotImageClassification",
     "embed": "AutoModel",
 }
 """The classes whose `from_config` builds a model."""
@@ -38,28 +44,78 @@ IMAGE_SIZE = 224
 """Pixels along each side of an image for a model that reads any."""
 
 
-def built(make: Callable[..., Any], config: Any, *, attention: str, dtype: object) -> Any:
+def built(
+    make: Callable[..., Any], config: Any, *, task: str, attention: str, dtype: object
+) -> Any:
     """Return the model that a class's `from_config` makes.
 
     A class without the attention that PyTorch offers takes its own, as transformers itself chooses.
     """
     try:
-        return make(config, attn_implementation=attention, dtype=dtype)
+        model = make(config, attn_implementation=attention, dtype=dtype)
     except ValueError as error:
         if attention != "sdpa" or "does not support an attention implementation" not in str(error):
             raise
-    return make(config, attn_implementation="eager", dtype=dtype)
+        model = make(config, attn_implementation="eager", dtype=dtype)
+    return asked_for_loss(model, task)
 
 
-def image_shape_of(config: Any) -> tuple[int, int, int]:
-    """Return channels, height and width of the images that a configuration's model is fed."""
-    size = getattr(config, "image_size", None) or IMAGE_SIZE
+def asked_for_loss(model: Any, task: str | None) -> Any:
+    """Return a model that makes its loss when it is called, though nobody asks it to."""
+    if task == "contrastive":
+        model.forward = functools.partial(model.forward, return_loss=True)
+    return model
+
+
+CLASSIFYING = ("seq-cls", "image-cls", "video-cls", "image-seg", "audio-cls")
+"""The tasks whose labels are classes: they are class 0 where a batch is made up."""
+
+
+class Row(NamedTuple):
+    """One row of an input: its shape, and whether it holds numbers, else indices."""
+
+    shape: tuple[int, ...]
+    is_float: bool = False
+
+
+def own_rows(
+    task: str, main_input: str, config: Any, *, block: int, target_len: int
+) -> dict[str, Row] | None:
+    """Return one row of each input of a model of images, video or sound; None for one of text.
+
+    `main_input`: the class's `main_input_name`. `block`: samples of a waveform or frames of a
+    spectrogram, where the model takes any number of them; `target_len`: tokens of a transcript.
+    """
+    if task == "contrastive":
+        return {"input_ids": Row((block,)), "pixel_values": Row(_pixels(config), is_float=True)}
+    if main_input == "pixel_values":
+        shape = _pixels(config)
+    elif main_input == "input_values":
+        spectrogram = hasattr(config, "num_mel_bins")
+        shape = (config.max_length, config.num_mel_bins) if spectrogram else (block,)
+    elif main_input == "input_features":
+        bins = getattr(config, "feature_projection_input_dim", None)
+        shape = sound_shape_of(config) or (block, bins or config.num_mel_bins)
+    else:
+        return None
+    row = {main_input: Row(shape, is_float=True)}
+    if task == "embed":
+        return row
+    of_task = {"image-seg": shape[-2:], "ctc": (target_len,), "seq2seq-lm": (target_len,)}
+    return {**row, "labels": Row(of_task.get(task, ()))}
+
+
+def _pixels(config: Any) -> tuple[int, ...]:
+    """Return channels, height and width of an image; of a video, its frames come first."""
+    seen = getattr(config, "vision_config", config)
+    size = getattr(seen, "image_size", None) or IMAGE_SIZE
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return getattr(config, "num_channels", 3), height, width
+    frames = getattr(seen, "num_frames", None)
+    return (*((frames,) if frames else ()), getattr(seen, "num_channels", 3), height, width)
 
 
 def sound_shape_of(config: Any) -> tuple[int, int] | None:
-    """Return bins of mel and frames of what a model hears, None for one that hears nothing."""
+    """Return bins of mel and frames of what Whisper hears, None for any other model."""
     if getattr(config, "model_type", None) != "whisper":
         return None
     return config.num_mel_bins, 2 * config.max_source_positions

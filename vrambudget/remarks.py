@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from vrambudget.config.fields.adapters import PEFT_TARGETS
+from vrambudget.config.fields.batches import OF_PIXELS
 from vrambudget.config.fields.modules import ROUTINGS
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
@@ -107,7 +108,7 @@ def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> 
             f"{scenario.config.model_type} does not look where packed sequences begin: no mask is"
             " built, and tokens see those of other sequences"
         )
-    if job.task == "image-cls" and not getattr(scenario.config, "is_file", False):
+    if job.task in OF_PIXELS and not getattr(scenario.config, "is_file", False):
         yield (
             f"the head has {scenario.config.num_labels} classes; a config.json with its own"
             " id2label counts another number"

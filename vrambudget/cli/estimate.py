@@ -19,7 +19,7 @@ from vrambudget.cli.output import (
 )
 from vrambudget.cli.streams import say
 from vrambudget.config.gpus import on_nodes
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.escaping import json_text
 from vrambudget.estimator import Traced, trace_job
 from vrambudget.report import render
@@ -148,13 +148,15 @@ def _next_step(traced: Traced) -> str:
 
     assert scenario.gpu is not None  # noqa: S101 - a device was counted
     spare = scenario.gpu.spare_bytes
-    batch = largest_batch(as_traced(traced), margin_bytes=spare)
+    try:
+        batch = largest_batch(as_traced(traced), margin_bytes=spare)
+    except NotModelledError as error:  # another batch may take another way through the code
+        return f"the largest batch that fits is not known: {error}"
     free = f"with {format_bytes(spare)} left free for a larger CUDA context"
-    if batch == scenario.job.batch:
-        return f"batch {batch} is the largest that fits {free}"
     if not batch:
         return f"no batch fits {free}: `--advise` lists what would help"
-    return f"--batch {batch} is the largest that fits {free}"
+    option = "batch" if batch == scenario.job.batch else "--batch"
+    return f"{option} {batch} is the largest that fits {free}"
 
 
 def _next_of_generation(scenario: Scenario, budget: Budget) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, add_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, working_on
+from vrambudget.config.fields.batches import OF_PIXELS
 from vrambudget.config.gpus import count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.source import find_model
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if output == "json":
         text = json.dumps(asdict(found), indent=2)
     else:
-        of_images = scenario.job.task == "image-cls" and what == "batch"
+        of_images = scenario.job.task in OF_PIXELS and what == "batch"
         columns = [each for each in _COLUMNS if not (of_images and each.key == "block")]
         text = render_rows(columns, [asdict(point) for point in found.curve], output)
         if output != "csv":
@@ -186,7 +187,7 @@ def _verdict(found: Fit, what: What, scenario: Scenario, margin: int) -> str:
     if not size:
         return f"not even {what} 1 fits {where}"
     largest = {"batch": "largest batch", "block": "longest block"}[what]
-    length = f"block {found.block}" if job.task != "image-cls" else ""
+    length = f"block {found.block}" if job.task not in OF_PIXELS else ""
     if job.mode == "generate":
         length = f"a prompt of {found.block - job.new:,} and {job.new:,} new tokens"
         largest = {"block": "longest prompt and answer"}.get(what, largest)

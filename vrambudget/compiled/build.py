@@ -51,7 +51,7 @@ def _from_transformers(keys: Mapping[str, Any], job: Job) -> Any:
     dtype, own = TORCH_DTYPE[context.options.dtype], configuration(keys, job)
     try:
         with torch.device(GPU):
-            module = built(make, own, attention=job.attention, dtype=dtype)
+            module = built(make, own, task=job.task, attention=job.attention, dtype=dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise unbuilt(own, job.task, error) from error
     module.config.use_cache = job.use_cache

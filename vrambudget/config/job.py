@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol, Self
 
 from vrambudget.config.fields.adapters import Adapters
-from vrambudget.config.fields.batches import Batches, Task, lengths_of
+from vrambudget.config.fields.batches import OF_PIXELS, Batches, Task, lengths_of
 from vrambudget.config.fields.evaluation import Evaluation
 from vrambudget.config.fields.generation import USUAL_PROMPT, Generation
 from vrambudget.config.fields.modules import Modules
@@ -50,6 +50,9 @@ STEPS_OF_LENGTHS = 32
 EVALUATED_BEFORE = 3
 """The step that an evaluation comes before."""
 
+SAMPLES_PER_LETTER = 1000
+"""Of a waveform of 16 kHz: sixteen letters a second, as English is spoken."""
+
 _MUON_SINCE = (2, 9)
 
 TASK_OF_CLASS: Mapping[str, Task] = {
@@ -59,6 +62,15 @@ TASK_OF_CLASS: Mapping[str, Task] = {
     "ForSequenceClassification": "seq-cls",
     "ForConditionalGeneration": "seq2seq-lm",
     "ForImageClassification": "image-cls",
+    "ForVideoClassification": "video-cls",
+    "ForSemanticSegmentation": "image-seg",
+    "ForAudioClassification": "audio-cls",
+    "ForCTC": "ctc",
+    "CLIPModel": "contrastive",
+    "SiglipModel": "contrastive",
+    "Siglip2Model": "contrastive",
+    "MetaClip2Model": "contrastive",
+    "AlignModel": "contrastive",
 }
 """The task of a class of transformers, by what its name ends with."""
 
@@ -166,7 +178,7 @@ class Job(
         what = None
         if self.mode not in {"train", "eval"}:
             what = f"mode {self.mode!r}"
-        elif self.task == "image-cls":
+        elif self.task in OF_PIXELS:
             what = "images"
         elif self.compile:
             what = "compile, which compiles anew for other lengths; rehearse the script"
@@ -280,7 +292,7 @@ class Job(
         if self.mode == "generate":
             return self._prompt(config.learned_positions)
         block = self.block
-        if block is None or task == "image-cls":
+        if block is None or task in OF_PIXELS:
             block = config.default_block  # the image's size decides how many patches there are
             if block is not None and self.loop in TRL_LOOPS:
                 block = min(block, TRL_MAX_LENGTH)
@@ -292,8 +304,8 @@ class Job(
                 hint=f"use --block {config.learned_positions} or less",
             )
         target_len = self.target_len
-        if task == "seq2seq-lm" and target_len is None:
-            target_len = block
+        if target_len is None and block is not None:
+            target_len = {"seq2seq-lm": block, "ctc": max(1, block // SAMPLES_PER_LETTER)}.get(task)
         return {"block": block, "target_len": target_len}
 
     def _prompt(self, positions: int | None) -> dict[str, int | None]:

@@ -156,16 +156,6 @@ class ModelConfig(Settings):
         return None
 
     @property
-    def image_shape(self) -> tuple[int, int, int] | None:
-        """Channels, height and width of the images that the model reads; None for text."""
-        return None
-
-    @property
-    def sound_shape(self) -> tuple[int, int] | None:
-        """Bins of mel and frames of the sound that the model hears; None where it hears none."""
-        return None
-
-    @property
     def job_defaults(self) -> Mapping[str, Any]:
         """What a job is that does not say otherwise."""
         return {}

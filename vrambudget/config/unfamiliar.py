@@ -14,6 +14,8 @@ from vrambudget.config.job import TASK_OF_CLASS
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
 _GENERATES = "ForConditionalGeneration"
 _LONGEST = 1024  # tokens, where a model would take many more
+_READ_TEXT = {"vocab_size", "text_config"}
+_SAMPLES = 160_000  # of a waveform: ten seconds at 16 kHz
 
 TEXT_ALONE = (
     "a batch of text: what sees or hears lies on the GPU and does nothing;"
@@ -29,9 +31,13 @@ def tasks_of(values: Mapping[str, Any]) -> tuple[Task, ...]:
         **TASK_OF_CLASS,
         **({_GENERATES: "causal-lm"} if _inner(values) else {}),
     }
+    if hears_waves(values):
+        of_class["ForSequenceClassification"] = "audio-cls"
     own = [task for name in names for end, task in of_class.items() if name.endswith(end)]
-    if not names and "image_size" in values and not {"vocab_size", "text_config"} & values.keys():
+    if not names and "image_size" in values and not _READ_TEXT & values.keys():
         own = ["image-cls"]
+    if not own and not _READ_TEXT & values.keys() and any(name.endswith("Model") for name in names):
+        own = ["embed"]
     return tuple(dict.fromkeys([*own, *TASK_OF_CLASS.values()]))
 
 
@@ -41,13 +47,20 @@ def _inner(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return inner if isinstance(inner, Mapping) and not values.get("is_encoder_decoder") else None
 
 
+def hears_waves(values: Mapping[str, Any]) -> bool:
+    """Return whether a model convolves samples of a waveform, as wav2vec 2.0 and its kin do."""
+    return isinstance(values.get("conv_kernel"), list | tuple)
+
+
 def reads_more(values: Mapping[str, Any]) -> bool:
     """Return whether a model with a language model inside reads images or sound, too."""
     return _inner(values) is not None
 
 
 def length_of(values: Mapping[str, Any]) -> int:
-    """Return the tokens per sequence of a job that names none."""
+    """Return the tokens per sequence of a job that names none, or the samples of a waveform."""
+    if hears_waves(values):
+        return _SAMPLES
     values = _inner(values) or values
     given = [values[key] for key in _LENGTHS if isinstance(values.get(key), int)]
     return int(min([*given, _LONGEST]))

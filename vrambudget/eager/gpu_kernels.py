@@ -26,7 +26,7 @@ from vrambudget.ops.embedding import dense_gradient
 from vrambudget.ops.foreach_norm import foreach_norm
 from vrambudget.tape.events import Purpose, Storage, Tape
 from vrambudget.traced import kernels, orders
-from vrambudget.traced.several_kernels import kernel_by_kernel
+from vrambudget.traced.several_kernels import ctc_loss, ctc_loss_backward, kernel_by_kernel
 from vrambudget.traced.tensor import dtype_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ RULES: dict[Any, Rule] = {}
 
 _aten = torch.ops.aten
 _NOWHERE = Tape()
-_LARGE = 450  # is_large in ctc_loss_backward_gpu_template
 _MAX = 2  # of embedding bags' ways: sum, mean, max
 _SUPPORTED_NORMS = (1, 2, float("inf"))
 
@@ -138,41 +137,25 @@ def _logsumexp(mode: EagerMode, _run: Any, x: Any, dims: Any, keepdim: bool = Fa
         return (x - largest).exp_().sum(dims, keepdim)
 
 
-def _states(mode: EagerMode, scores: Any, targets: Any, lengths: Any) -> tuple[int, Any]:
-    """Return the longest target's length, and states [B, T, 2 L + 1] of CTC.
-
-    Source: cuda/LossCTC.cu (ctc_loss_gpu_template).
-    """
-    if not isinstance(lengths, list | tuple):
-        lengths = [mode.largest(lengths)] if mode.knows(lengths) else targets.shape[1:2]
-    longest = max(lengths)
-    with mode:
-        copies = [scores.new_empty(scores.shape[1], dtype=torch.int64) for _ in range(3)]
-        states = scores.new_empty((scores.shape[1], len(scores), 2 * longest + 1))
-        return longest, (states, copies)
-
-
 @on(_aten._ctc_loss)
 def _ctc_loss(mode: EagerMode, _run: Any, scores: Any, targets: Any, *lengths: Any) -> Any:
-    _, (states, copies) = _states(mode, scores, targets, lengths[1])
     with mode:
-        losses = scores.new_empty(scores.shape[1])
-    del copies
-    return losses, states
+        return ctc_loss(scores, targets, *_host_lengths(mode, targets, lengths))
 
 
 @on(_aten._ctc_loss_backward)
-def _ctc_loss_backward(mode: EagerMode, _run: Any, _dy: Any, *args: Any) -> Any:
-    scores, targets, _, lengths = args[:4]
-    longest, states = _states(mode, scores, targets, lengths)
-    length, batch, labels = scores.shape
+def _ctc_loss_backward(mode: EagerMode, _run: Any, dy: Any, *args: Any) -> Any:
+    scores, targets, *lengths = args[:4]
     with mode:
-        dx = torch.full_like(scores, -math.inf)
-        if 2 * length + 24 * batch // 10 + 2 * labels // 10 > _LARGE:  # of blanks all at once
-            sums = torch.logsumexp(scores.new_empty((batch, length, longest + 1)), 2)
-            del sums
-    del states
-    return dx
+        return ctc_loss_backward(dy, scores, targets, *_host_lengths(mode, targets, lengths))
+
+
+def _host_lengths(mode: EagerMode, targets: Any, lengths: Any) -> tuple[Any, Any]:
+    """Return lengths as CTC's kernels take them; of unknown ones a target fills its row."""
+    given, wanted = lengths[:2]
+    if not isinstance(wanted, list | tuple):
+        wanted = [mode.largest(wanted)] if mode.knows(wanted) else targets.shape[1:2]
+    return given, wanted
 
 
 @on(_aten._efficientzerotensor)

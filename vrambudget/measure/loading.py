@@ -18,7 +18,9 @@ def loaded(
     attention = job.get("attention", "sdpa")
     first = torch.float32 if job["load"] == "to-half" else dtype
     with torch.device("meta"):
-        model = built(build, config, attention=attention, dtype=first)
+        model = built(
+            build, config, task=job.get("task", "causal-lm"), attention=attention, dtype=first
+        )
     options = {"device_map": {"": 0}} if job["load"] == "device-map" else {}
     model = type(model).from_pretrained(
         None,

@@ -116,14 +116,17 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
             setattr(config, name, job["dropout"])
     if job.get("image_size"):
         config.image_size = job["image_size"]
-    build = class_for(transformers, job.get("task", "causal-lm"), config).from_config
+    task = job.get("task", "causal-lm")
+    build = class_for(transformers, task, config).from_config
     if job.get("quant"):
         model = load_quantised(job, config, build)
     elif job.get("load"):
         model = loaded(build, config, job, dtype)
     else:
         with torch.device("cuda"):
-            model = built(build, config, attention=job.get("attention", "sdpa"), dtype=dtype)
+            how = job.get("attention", "sdpa")
+            model = built(build, config, task=task, attention=how, dtype=dtype)
+        model.to("cuda")  # what torch.Tensor(n) made: it knows no device
     if job["model"].get("head_of_its_own"):  # as a checkpoint's is untied that differs
         head = model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())

@@ -14,7 +14,7 @@ from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import as_numbers, checked_version
-from vrambudget.dtypes import float32
+from vrambudget.dtypes import float32, int64
 from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import LARGEST
@@ -254,7 +254,7 @@ class ProgramConfig(GeneratorConfig):
         """Return the tensors that a recorded module is called with, for this job's sizes."""
         program = self.first
         if not self.is_file:
-            return None
+            return self._seen_or_heard(job)
         sizes = {**program.source.get("sizes", {}), "batch": job.batch}
         sizes |= {"length": job.block} if "length" in program.sizes and job.block else {}
         for name in ("height", "width"):
@@ -267,6 +267,20 @@ class ProgramConfig(GeneratorConfig):
             name: Input(tuple(values.of(shape)), values.of(dtype), keeps_dtype=True)
             for name, shape, dtype, _ in program.inputs
         }
+
+    def _seen_or_heard(self, job: Job) -> Mapping[str, Any] | None:
+        """Return images or sound, and their labels, None for text."""
+        if self.image_shape is not None:
+            return {
+                "pixel_values": Input((job.batch, *self.image_shape), float32),
+                "labels": Input((job.batch,), int64),
+            }
+        if self.sound_shape is None:
+            return None
+        heard = {"input_features": Input((job.batch, *self.sound_shape), float32)}
+        if job.target_len is None:  # to generate
+            return heard
+        return {**heard, "labels": Input((job.batch, job.target_len), int64)}
 
     def notes(self) -> Iterator[str]:
         """Yield how the model is estimated."""

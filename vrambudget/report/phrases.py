@@ -11,6 +11,7 @@ from typing import Any
 
 from vrambudget.budget import Budget, Device, RankPeak, Several
 from vrambudget.config.fields.adapters import ALL_LINEAR
+from vrambudget.config.fields.batches import OF_PIXELS
 from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.config.loops import TRAINERS
 from vrambudget.report.ledger import Ledger
@@ -112,7 +113,7 @@ def _of_step(job: Mapping[str, Any]) -> list[str]:
 def _lengths(job: Mapping[str, Any]) -> list[str]:
     if job["mode"] != "generate":
         shortest = f"{job['shortest']} to " if job.get("shortest") else ""
-        has_tokens = job.get("attention_kernel") != "none" and job.get("task") != "image-cls"
+        has_tokens = job.get("attention_kernel") != "none" and job.get("task") not in OF_PIXELS
         lengths = [f"block {shortest}{job['block']}"] if has_tokens else []
         return [*lengths, job["mode"], *_of_forward(job)]
     how = "sampled" if job["sample"] else "greedy"

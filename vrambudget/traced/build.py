@@ -16,14 +16,15 @@ from transformers.models.auto import configuration_auto
 
 from vrambudget.auto_classes import (
     AUTO_CLASSES,
+    CLASSIFYING,
     built,
     class_for,
-    image_shape_of,
-    sound_shape_of,
+    own_rows,
 )
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import DROPOUT_FIELDS
+from vrambudget.dtypes import float32, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -45,16 +46,28 @@ def knows(model_type: str) -> bool:
     return model_type in vars(configuration_auto)["CONFIG_MAPPING_NAMES"]
 
 
-def image_shape(config: TracedConfig) -> tuple[int, int, int]:
-    """Return channels, height and width of the images that the model reads."""
-    assert config.job is not None  # noqa: S101 - the caller saw it
-    return image_shape_of(configuration(config.keys, config.job))
+def own_inputs(keys: Mapping[str, Any], job: Job) -> dict[str, Input] | None:
+    """Return the images, the video or the sound that a job's model reads, None for text."""
+    own, task = configuration(keys, job), job.task or "causal-lm"
+    makers = class_for(transformers, task, own)._model_mapping  # noqa: SLF001 - what it builds
+    if type(own) not in makers:
+        return None  # building it says so
+    maker = makers[type(own)]
+    return inputs_of_rows(maker[0] if isinstance(maker, tuple | list) else maker, own, job)
 
 
-def sound_shape(config: TracedConfig) -> tuple[int, int] | None:
-    """Return bins of mel and frames of what the model hears, None for one that hears nothing."""
-    assert config.job is not None  # noqa: S101 - the caller saw it
-    return sound_shape_of(configuration(config.keys, config.job))
+def inputs_of_rows(model: Any, config: Any, job: Job) -> dict[str, Input] | None:
+    """Return what a job feeds a class or a module that reads images, video or sound."""
+    assert job.block is not None  # noqa: S101 - resolved by the caller
+    read, length = getattr(model, "main_input_name", "input_ids"), job.target_len or job.block
+    rows = own_rows(job.task or "causal-lm", read, config, block=job.block, target_len=length)
+    if rows is None:
+        return None
+    return {
+        name: Input((job.batch, *row.shape), float32 if row.is_float else int64)
+        for name, row in rows.items()
+        if name != "labels" or job.mode != "generate"
+    }
 
 
 def layers_at_random(config: TracedConfig) -> list[str]:
@@ -79,9 +92,10 @@ def live_model(config: TracedConfig, task: Task) -> Live:
     with running(mode), made_for(Purpose.WEIGHTS):
         try:
             with torch.device(GPU):
-                module = built(make, own, attention=job.attention, dtype=dtype)
+                module = built(make, own, task=task, attention=job.attention, dtype=dtype)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise unbuilt(own, task, error) from error
+    allocated(module, mode)  # what torch.Tensor(n) made: it knows no device
     module.config.use_cache = job.use_cache
     if job.checkpointing == "full":
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -144,7 +158,7 @@ def values_of(job: Job, inputs: Mapping[str, Input]) -> dict[str, Known]:
         if given.dtype.is_floating_point:
             continue
         value = torch.ones(given.shape, dtype=torch.long)
-        if name == "labels" and job.task in {"seq-cls", "image-cls"}:
+        if name == "labels" and job.task in CLASSIFYING:
             value.zero_()
         if name == "position_ids":
             assert job.block is not None  # noqa: S101 - resolved by the caller

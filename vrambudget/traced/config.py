@@ -38,21 +38,11 @@ class TracedConfig(ModelConfig):
         """Tokens per sequence if a job names none."""
         return length_of(self.keys)
 
-    @property
-    def image_shape(self) -> tuple[int, int, int] | None:
-        """Channels, height and width of the images that the model reads; None for text."""
-        if self.job is None or self.job.task != "image-cls":
-            return None
-        from vrambudget.traced.build import image_shape  # noqa: PLC0415 - it imports torch
+    def own_inputs(self, job: Job) -> Mapping[str, Any] | None:
+        """Return the images, the video or the sound that the model is called with."""
+        from vrambudget.traced.build import own_inputs  # noqa: PLC0415 - it imports torch
 
-        return image_shape(self)
-
-    @property
-    def sound_shape(self) -> tuple[int, int] | None:
-        """Bins of mel and frames of the sound that the model hears; None where it hears none."""
-        from vrambudget.traced.build import sound_shape  # noqa: PLC0415 - it imports torch
-
-        return None if self.job is None else sound_shape(self)
+        return own_inputs(self.keys, job)
 
     @property
     def job_defaults(self) -> dict[str, Any]:

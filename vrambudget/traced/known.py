@@ -19,7 +19,7 @@ from vrambudget.errors import NotModelledError
 from vrambudget.traced.meta_fallback import mapped
 from vrambudget.traced.tensor import REHEARSE, TORCH_DTYPE, TracedTensor
 
-_MOST, _MOST_OF_MASKS = 2**22, 2**28  # elements that are worked out
+_MOST, _MOST_OF_MASKS = 2**25, 2**28  # elements that are worked out
 _OF_SHAPES = {
     **dict.fromkeys(("expand_as", "view_as", "reshape_as", "type_as"), 1),
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones"), 0),

@@ -23,6 +23,7 @@ from vrambudget.engine.autograd import Edge, Node, Saved, edge_to, keep
 from vrambudget.engine.checkpoint import CheckpointFrame, Holder
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
+from vrambudget.ops.selection import places
 from vrambudget.tape.events import Storage
 from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
@@ -34,12 +35,16 @@ from vrambudget.traced.tensor import dtype_of, meta_of, no_rule
 WRITES_INTO_ZEROS = {"scatter", "scatter_add", "index_put", "index_add", "masked_fill", "put"}
 
 
+_BY_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_"}
+
+
 class _Tracer(TorchDispatchMode):
     """Gives each storage that aten operations make one of ours."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: dict[int, Storage] = {}
+        self.counts: dict[int, int] = {}  # by our storage of a mask: how many places are true
         self.runs_formula = False  # one of PyTorch's, in backward
 
     def bind(self, meta: torch.Tensor, storage: Storage) -> None:
@@ -66,6 +71,11 @@ class _Tracer(TorchDispatchMode):
         if is_composed(func):
             with self:
                 return composed(func, args, kwargs or {})
+        if packet == "masked_select" and self.count_of(args[1]) is not None:
+            with self:  # cuda/IndexKernel.cpp, masked_select_out_cuda_impl
+                return torch.ops.aten.index(args[0].expand_as(args[1]), [args[1]])
+        if packet in _BY_INDEX:
+            args = (args[0], self._without_masks(args[1]), *args[2:])
         result = func(*args, **(kwargs or {}))
         context.operation = packet
         made = False
@@ -77,6 +87,25 @@ class _Tracer(TorchDispatchMode):
         if made or packet in kernels.WITHOUT_RESULT:
             kernels.temporaries(func, packet, args, result)
         return result
+
+    def count_of(self, meta: torch.Tensor) -> int | None:
+        """Return how many places of a mask are true, None where nobody knows."""
+        storage = self.storage_of(meta) if meta.dtype is torch.bool else None
+        return None if storage is None else self.counts.get(id(storage))
+
+    def _without_masks(self, indices: Any) -> list[Any]:
+        """Return indices with the places where masks are true (native/IndexingUtils.h)."""
+        found: list[Any] = []
+        for index in indices:
+            count = None if index is None else self.count_of(index)
+            if count is None:
+                found.append(index)
+                continue
+            v = places(tuple(index.shape), count)
+            meta = meta_of(v)
+            self.bind(meta, v.storage)
+            found += meta.unbind(0)
+        return found
 
     def _into(self, packet: str, args: Any) -> Storage | None:
         """Return the storage that the GPU would write into, None where it makes one."""
@@ -95,11 +124,11 @@ class _Tracer(TorchDispatchMode):
 class _Kept:
     """A tensor that PyTorch's graph saves: its layout, and our storage."""
 
-    __slots__ = ("dtype", "saved", "shape", "strides")
+    __slots__ = ("count", "dtype", "saved", "shape", "strides")
 
-    def __init__(self, meta: torch.Tensor, saved: Saved) -> None:
+    def __init__(self, meta: torch.Tensor, saved: Saved, count: int | None) -> None:
         self.shape, self.strides, self.dtype = meta.shape, meta.stride(), meta.dtype
-        self.saved = saved
+        self.saved, self.count = saved, count
 
     def unpacked(self, tracer: _Tracer) -> torch.Tensor:
         """Return it; what a checkpoint recomputed is handed out once."""
@@ -111,6 +140,8 @@ class _Kept:
             holder.storage = None
         if storage is not None:
             tracer.bind(meta, storage)
+            if self.count is not None:
+                tracer.counts[id(storage)] = self.count
         return meta
 
 
@@ -202,7 +233,7 @@ class TorchCall:
         if storage is None:
             return meta  # a number on the CPU
         layout = Tensor(tuple(meta.shape), dtype_of(meta.dtype), storage)
-        return _Kept(meta, keep(layout))
+        return _Kept(meta, keep(layout), self.tracer.count_of(meta))
 
     def _unpack(self, kept: Any) -> torch.Tensor:
         return kept.unpacked(self.tracer) if isinstance(kept, _Kept) else kept

@@ -33,6 +33,7 @@ from vrambudget.traced.tensor import GPU, TracedTensor, dtype_of, no_rule, trace
 
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
 _INDEXING = {"__getitem__", "__setitem__"}
+_BY_MASK = _INDEXING | {"masked_select"}
 _INITIALISERS = ("torch.nn.init", "transformers.initialization")  # write in place, make nothing
 
 
@@ -70,6 +71,10 @@ class Following(TorchFunctionMode):
         if answer is not None:
             x = self.traced_of(args[0])
             return func(*args, **kwargs) if x is None else answer(self, x, *args[1:], **kwargs)
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of a call of torch, by its rule or by the general one."""
         if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or GPU).type == "cpu":
             return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
         call = _Handled(self)
@@ -166,6 +171,8 @@ class _Handled:
         if name == "cuda":
             func, args, kwargs = torch.Tensor.to, (args[0], GPU), {}
         call = TorchCall(in_place=in_place)
+        if name in _BY_MASK:
+            self._count_places(args[1], call.tracer.counts)
         metas = mapped((args, kwargs), Tensor, call.meta)
         if "device" in metas[1] or any(_names_a_device(name, a) for a in metas[0]):
             metas = mapped(metas, (torch.device, str), _off_the_gpu)
@@ -179,6 +186,14 @@ class _Handled:
             if v in self.found:
                 self.wrote(self.found[v].v, new)
         return mapped(result, torch.Tensor, lambda meta: ours.get(id(meta), meta))
+
+    def _count_places(self, index: Any, counts: dict[int, int]) -> None:
+        """Note how many places of the masks in an index are true, where the host knows it."""
+        for part in index if isinstance(index, tuple) else (index,):
+            x = self.found.get(id(part))
+            value = None if x is None or x.dtype is not torch.bool else known.read_back(x)
+            if value is not None:
+                counts[id(part.storage)] = int(value.sum())
 
     def copies_into_whole(self, part: TracedTensor, source: Any) -> bool:
         """Copy into a part of a tensor, whose whole has a gradient from now on (CopySlices)."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from vrambudget.auto_classes import image_shape_of
+from vrambudget.auto_classes import asked_for_loss
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
@@ -23,12 +23,12 @@ from vrambudget.config.settings import Field
 from vrambudget.config.unfamiliar import length_of, tasks_of
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.traced import kernels
-from vrambudget.traced.build import allocated, values_of
+from vrambudget.traced.build import allocated, inputs_of_rows, values_of
 from vrambudget.traced.known import of_tensor
 from vrambudget.traced.live import Live, loss_of_outputs
 from vrambudget.traced.mode import Following
 from vrambudget.traced.tensor import dtype_of
-from vrambudget.training.inputs import Input, inputs_of
+from vrambudget.training.inputs import Input, inputs_for
 
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -41,7 +41,7 @@ class ModuleConfig(ModelConfig):
     loss: Any = None
     job: Job | None = None
 
-    tasks = ("causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls")
+    tasks = tasks_of({})
     loads_in_4bit = False
     checked_with = ()
 
@@ -67,17 +67,10 @@ class ModuleConfig(ModelConfig):
             found["batch"] = _batch_of(self.inputs)
         return found
 
-    @property
-    def image_shape(self) -> tuple[int, int, int] | None:
-        """Channels, height and width of the images that the module reads; None for text."""
-        if self.inputs is not None or self.job is None or self.job.task != "image-cls":
-            return None
-        return image_shape_of(self.module.config)
-
     def own_inputs(self, job: Job) -> Mapping[str, Input] | None:
         """Return the tensors that the module is called with, for this job's batch."""
         if self.inputs is None:
-            return None
+            return inputs_of_rows(self.module, getattr(self.module, "config", None), job)
         batch = _batch_of(self.inputs)
         return {
             name: Input(
@@ -107,12 +100,12 @@ class ModuleConfig(ModelConfig):
         kernels.unchecked.clear()
         mode = Following()
         allocated(self.module, mode)
-        module = copied(self.module)
+        module = asked_for_loss(copied(self.module), self.job.task)
         if self.job.checkpointing == "full":
             if not hasattr(module, "gradient_checkpointing_enable"):
                 raise NotModelledError(f"{self.model_type} has no switch for checkpointing")
             module.gradient_checkpointing_enable({"use_reentrant": False})
-        known = values_of(self.job, inputs_of(self.job, self.image_shape))
+        known = values_of(self.job, inputs_for(self, self.job))
         if self.inputs is not None:
             same = self.job.batch == _batch_of(self.inputs)
             known = {n: of_tensor(x) for n, x in self.inputs.items() if same and x.is_cpu}

@@ -42,21 +42,10 @@ class Input(NamedTuple):
     keeps_dtype: bool = False  # else numbers come to the device and are cast to the weights' type
 
 
-def inputs_of(
-    job: Job, image_shape: tuple[int, int, int] | None, *, batch: int | None = None
-) -> dict[str, Input]:
-    """Return the tensors that a resolved job feeds, in the order in which they are made.
-
-    `batch`: sequences, if not the job's own number of them.
-    """
+def _of_text(job: Job, batch: int) -> dict[str, Input]:
+    """Return the tensors that a resolved job feeds, in the order in which they are made."""
     assert job.block is not None  # noqa: S101 - resolved by the caller
-    batch = job.batch if batch is None else batch
     per_sequence = Input((batch,), int64)
-    if image_shape is not None:
-        return {
-            "pixel_values": Input((batch, *image_shape), float32),
-            "labels": per_sequence,
-        }
     if job.loop == "dpo":
         return _pairs(job, batch)
     if job.loop == "sft" and job.rows == "packed":
@@ -77,17 +66,11 @@ def inputs_of(
 def inputs_for(config: ModelConfig, job: Job, *, batch: int | None = None) -> dict[str, Input]:
     """Return what a resolved job feeds the model of a configuration.
 
-    Its own tensors, or of sound spectrograms and their transcripts, or those of the job's task.
+    Its own tensors, as of images or sound, or those of a text.
     """
     batch = job.batch if batch is None else batch
-    if own := config.own_inputs(job.model_copy(update={"batch": batch})):
-        return dict(own)
-    if config.sound_shape is None:
-        return inputs_of(job, config.image_shape, batch=batch)
-    heard = {"input_features": Input((batch, *config.sound_shape), float32)}
-    if job.target_len is None:  # to generate
-        return heard
-    return {**heard, "labels": Input((batch, job.target_len), int64)}
+    own = config.own_inputs(job.model_copy(update={"batch": batch}))
+    return dict(own) if own else _of_text(job, batch)
 
 
 def batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:

@@ -6,7 +6,21 @@ from typing import Annotated, Any, Literal
 from vrambudget.config.settings import Field, Settings, Size
 from vrambudget.units import whole_number
 
-Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"]
+Task = Literal[
+    "causal-lm",
+    "masked-lm",
+    "seq-cls",
+    "seq2seq-lm",
+    "image-cls",
+    "video-cls",
+    "image-seg",
+    "audio-cls",
+    "ctc",
+    "contrastive",
+    "embed",
+]
+OF_PIXELS = ("image-cls", "video-cls", "image-seg")
+"""The tasks whose models read images alone: their size decides how long a sequence is."""
 Rows = Literal["full", "padded", "packed"]
 AttentionMask = Literal["none", "ones", "padding"]
 CausalMask = Literal["built", "skipped"]

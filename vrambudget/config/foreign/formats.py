@@ -149,5 +149,10 @@ FORMATS = (
 
 
 def format_of(keys: Mapping[str, Any]) -> Format | None:
-    """Return the format whose keys these are, None for a file of another kind."""
+    """Return the format whose keys these are, None for a file of another kind.
+
+    What transformers writes of a model is none, though it may have a max_length of its own.
+    """
+    if {"architectures", "transformers_version"} & keys.keys():
+        return None
     return next((each for each in FORMATS if each.marks & keys.keys()), None)

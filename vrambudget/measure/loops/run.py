@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vrambudget.auto_classes import image_shape_of, sound_shape_of
+from vrambudget.auto_classes import CLASSIFYING, own_rows
 from vrambudget.measure.optimizers import make_optimizer
 from vrambudget.sampled_lengths import sampled_lengths
 
@@ -170,15 +170,17 @@ def at_lengths(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
 def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict[str, Any]:
     """Return inputs and labels, made on the CPU, on a device."""
     count, task = job["batch"], job.get("task", "causal-lm")
-    if task == "image-cls":
-        shape = image_shape_of(model.config)
-        dtype = next(model.parameters()).dtype
-        pixels = torch.zeros(count, *shape).to(device).to(dtype)
-        return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).to(device)}
-    if heard := sound_shape_of(getattr(model, "config", None)):
-        features = torch.zeros(count, *heard).to(device).to(next(model.parameters()).dtype)
-        length = job.get("target_len") or job.get("target") or job["block"]
-        return {"input_features": features, "labels": torch.ones(count, length).long().to(device)}
+    length = job.get("target_len") or job.get("target") or job["block"]
+    read = getattr(model, "main_input_name", "input_ids")
+    config = getattr(model, "config", None)
+    if rows := own_rows(task, read, config, block=job["block"], target_len=length):
+        dtype, batch = next(model.parameters()).dtype, {}
+        for name, row in rows.items():
+            of_class = name == "labels" and task in CLASSIFYING
+            indices = torch.full((count, *row.shape), int(not of_class))
+            numbers = torch.zeros(indices.shape) if row.is_float else indices
+            batch[name] = numbers.to(device).to(dtype if row.is_float else indices.dtype)
+        return batch
     batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).to(device)}
     padded = job.get("rows") == "padded" or job.get("attention_mask") == "padding"
     if padded or job.get("attention_mask") == "ones":
@@ -192,7 +194,6 @@ def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict
     if job.get("rows") == "packed":  # two sequences in a row
         positions = torch.arange(job["block"]) % -(-job["block"] // 2)
         batch["position_ids"] = positions.repeat(count, 1).to(device)
-    length = job.get("target_len") or job.get("target") or job["block"]
     labels = (count,) if task == "seq-cls" else (count, length)
     batch["labels"] = torch.full(labels, int(task != "seq-cls")).to(device)
     return batch

@@ -163,5 +163,7 @@ def as_float(x: Any) -> Any:
 
 @on("type_as")
 def type_as(x: Any, other: Any) -> Any:
-    """Cast to another's type."""
+    """Cast to another's type; what is on the CPU moves, too."""
+    if not (isinstance(x, Tensor) and isinstance(other, Tensor)):
+        return NotImplemented
     return _cast(x, other.dtype)

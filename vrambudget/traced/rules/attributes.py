@@ -173,6 +173,15 @@ def _value(x: TracedTensor, name: str) -> torch.Tensor:
     return value
 
 
+@answers(torch.ctc_loss)
+def ctc_loss(mode: Any, scores: TracedTensor, targets: Any, *args: Any) -> Any:
+    """Read the lengths back, as PyTorch's own kernels do (native/LossCTC.cpp, ctc_loss)."""
+    lengths = [
+        _value(x, "ctc_loss").tolist() if isinstance(x, TracedTensor) else x for x in args[:2]
+    ]
+    return mode.run(torch.ctc_loss, (scores, targets, *lengths, *args[2:]), {})
+
+
 @answers(_torch.cpu, _torch.numpy)
 def to_host(_mode: Any, x: TracedTensor, *_: Any) -> Any:
     """Return the value on the host."""
