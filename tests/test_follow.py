@@ -173,7 +173,10 @@ def test_what_transformers_rejects_is_an_error_that_says_why(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("model_type", "door"),
-    [("clip", "--task image-cls; or `vrambudget rehearse"), ("hubert", "`vrambudget rehearse")],
+    [
+        ("clip", "--task image-cls and --task contrastive; or `vrambudget rehearse"),
+        ("hubert", "--task audio-cls and --task ctc; or `vrambudget rehearse"),
+    ],
 )
 def test_a_model_of_another_task_names_that_task_and_not_every_class(model_type, door):
     pytest.importorskip("transformers")

@@ -11,6 +11,8 @@ AUTO_CLASSES: Mapping[str, str] = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
     "seq-cls": "AutoModelForSequenceClassification",
+    "token-cls": "AutoModelForTokenClassification",
+    "qa": "AutoModelForQuestionAnswering",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-cls": "AutoModelForImageClassification",
     "video-cls": "AutoModelForVideoClassification",
@@ -67,7 +69,7 @@ def asked_for_loss(model: Any, task: str | None) -> Any:
     return model
 
 
-CLASSIFYING = ("seq-cls", "image-cls", "video-cls", "image-seg", "audio-cls")
+CLASSIFYING = ("seq-cls", "token-cls", "image-cls", "video-cls", "image-seg", "audio-cls")
 """The tasks whose labels are classes: they are class 0 where a batch is made up."""
 
 
@@ -125,6 +127,8 @@ PEFT_TASKS: Mapping[str, str] = {
     "causal-lm": "CAUSAL_LM",
     "seq2seq-lm": "SEQ_2_SEQ_LM",
     "seq-cls": "SEQ_CLS",
+    "token-cls": "TOKEN_CLS",
+    "qa": "QUESTION_ANS",
 }
 """What PEFT calls these tasks; it has no name for others.
 

@@ -60,6 +60,8 @@ TASK_OF_CLASS: Mapping[str, Task] = {
     "LMHeadModel": "causal-lm",
     "ForMaskedLM": "masked-lm",
     "ForSequenceClassification": "seq-cls",
+    "ForTokenClassification": "token-cls",
+    "ForQuestionAnswering": "qa",
     "ForConditionalGeneration": "seq2seq-lm",
     "ForImageClassification": "image-cls",
     "ForVideoClassification": "video-cls",
@@ -228,7 +230,9 @@ class Job(
             )
 
     def _problems_of_evaluation(self) -> Iterable[str]:
-        if self.mode != "train":
+        if self.task == "qa":
+            yield "eval_batches is not modelled for task 'qa', whose labels are two"
+        elif self.mode != "train":
             yield f"eval_batches is for a training that evaluates; mode is {self.mode!r}"
         elif self.steps < EVALUATED_BEFORE:
             yield f"eval_batches needs {EVALUATED_BEFORE} steps: it evaluates after the second"

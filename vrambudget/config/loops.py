@@ -156,8 +156,8 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
     """Yield what a job's loop does not leave open."""
     if job.shared_labels and (job.task not in {"causal-lm", "masked-lm"} or job.label_smoothing):
         yield "shared_labels is modelled where labels match tokens, without label smoothing"
-    if job.label_smoothing and job.loop not in {"plain", "trainer"}:
-        yield "label_smoothing is modelled for loops 'plain' and 'trainer'"
+    if job.label_smoothing and (job.loop not in {"plain", "trainer"} or job.task == "qa"):
+        yield "label_smoothing is modelled for loops 'plain' and 'trainer', and for labels alone"
     if job.keep_losses == "graphs" and job.checkpointing != "none":
         yield "keep_losses is 'graphs': what checkpoints recompute for kept graphs is not modelled"
     yield from _problems_of_trl(job)

@@ -3,6 +3,7 @@
     attn_implementation     "eager" and "sdpa" are the job's attention; others are not modelled
     gradient_checkpointing  true, as older files have it: every layer is checkpointed
     use_cache               whether a decoder caches keys and values; on unless it is false
+    architectures           the class, whose task is the job's; a note where it stands for none
     dtype, torch_dtype      what from_pretrained loads weights in; a note where the job's are wider
 
 Source: transformers/modeling_utils.py (_backward_compatibility_gradient_checkpointing,
@@ -15,6 +16,7 @@ from typing import Any
 from vrambudget.config.job import Job
 from vrambudget.config.loops import TRAINERS
 from vrambudget.config.settings import show
+from vrambudget.config.unfamiliar import named_tasks
 from vrambudget.config.versions import as_numbers
 
 ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
@@ -32,6 +34,8 @@ def job_of_config(values: Mapping[str, Any]) -> dict[str, Any]:
             fields["attention"] = values[key]
     if values.get("gradient_checkpointing") is True:
         fields["checkpointing"] = "full"
+    if named := named_tasks(values):
+        fields["task"] = named[0]
     return fields
 
 
@@ -66,6 +70,8 @@ def remarks_on_config(values: Mapping[str, Any], job: Job, *, keeps_cache: bool)
     """Yield what a configuration says that the job does not do; and what it does by it alone."""
     if values.get("model_type") == "nanogpt" and job.mode == "train":
         yield from _of_nanogpt(job)
+    if (names := values.get("architectures")) and not named_tasks(values):
+        yield f"the configuration is of {show(names[0])}: counted as {job.task}, see --task"
     key = next((key for key in _DTYPE_KEYS if str(values.get(key)) in _NARROW), None)
     reads = as_numbers(job.transformers) >= _READS_DTYPE_SINCE
     if key and reads and job.weight_dtype == "fp32" and job.quant is None:

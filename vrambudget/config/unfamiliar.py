@@ -26,19 +26,27 @@ TEXT_ALONE = (
 
 def tasks_of(values: Mapping[str, Any]) -> tuple[Task, ...]:
     """Return the tasks of a model, its own first."""
+    own = named_tasks(values)
+    sees = "image_size" in values and not _READ_TEXT & values.keys()
+    if not values.get("architectures") and sees:
+        own = ("image-cls",)
+    return tuple(dict.fromkeys([*own, *TASK_OF_CLASS.values()]))
+
+
+def named_tasks(values: Mapping[str, Any]) -> tuple[Task, ...]:
+    """Return the tasks of the classes that its `architectures` name; of some there is none."""
     names = [str(name) for name in values.get("architectures") or ()]
     of_class: dict[str, Task] = {
         **TASK_OF_CLASS,
         **({_GENERATES: "causal-lm"} if _inner(values) else {}),
     }
+    if values.get("is_encoder_decoder"):
+        of_class["LMHeadModel"] = "seq2seq-lm"
     if hears_waves(values):
         of_class["ForSequenceClassification"] = "audio-cls"
-    own = [task for name in names for end, task in of_class.items() if name.endswith(end)]
-    if not names and "image_size" in values and not _READ_TEXT & values.keys():
-        own = ["image-cls"]
-    if not own and not _READ_TEXT & values.keys() and any(name.endswith("Model") for name in names):
-        own = ["embed"]
-    return tuple(dict.fromkeys([*own, *TASK_OF_CLASS.values()]))
+    if not _READ_TEXT & values.keys():
+        of_class["Model"] = "embed"
+    return tuple(task for name in names for end, task in of_class.items() if name.endswith(end))
 
 
 def _inner(values: Mapping[str, Any]) -> Mapping[str, Any] | None:

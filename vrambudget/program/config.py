@@ -12,7 +12,7 @@ from typing import Any
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
-from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
+from vrambudget.config.unfamiliar import decodes, length_of, named_tasks, tasks_of
 from vrambudget.config.versions import as_numbers, checked_version
 from vrambudget.dtypes import float32, int64
 from vrambudget.engine.context import context
@@ -51,11 +51,9 @@ class ProgramConfig(GeneratorConfig):
 
     @property
     def tasks(self) -> tuple[Task, ...]:  # type: ignore[override]
-        """The tasks that it has heads for: those that its architectures name, and all others."""
+        """The tasks that its architectures name, though not recorded, and those that were."""
         recorded = [task for task in _tasks(self.programs) if task != "embed"]
-        named = tasks_of(self.keys) if self.keys.get("architectures") else ()
-        own = [task for task in named if task in recorded]
-        return tuple(dict.fromkeys([*own, *recorded])) or tasks_of(self.keys)
+        return tuple(dict.fromkeys([*named_tasks(self.keys), *recorded])) or tasks_of(self.keys)
 
     @property
     def attentions(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -46,6 +46,7 @@ def not_recorded(
         (drops_cache and job.use_cache and job.evaluates, "that evaluates with a cache"),
         (job.experts != "grouped_mm", f"with experts run {job.experts}"),
         (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),
+        (job.lora_rank is not None and task in {"token-cls", "qa"}, "with LoRA"),
         (job.loop in TRL_LOOPS, f"in loop {job.loop}"),
         (bool(job.compile), "compiled"),
     ):

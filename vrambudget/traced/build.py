@@ -93,7 +93,7 @@ def live_model(config: TracedConfig, task: Task) -> Live:
         try:
             with torch.device(GPU):
                 module = built(make, own, task=task, attention=job.attention, dtype=dtype)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except Exception as error:  # whatever its own code raises
             raise unbuilt(own, task, error) from error
     allocated(module, mode)  # what torch.Tensor(n) made: it knows no device
     module.config.use_cache = job.use_cache
@@ -106,6 +106,10 @@ def live_model(config: TracedConfig, task: Task) -> Live:
 
 def unbuilt(own: Any, task: Task, error: Exception) -> NotModelledError:
     """Return the error for a configuration that transformers makes no model of for a task."""
+    if isinstance(error, NotModelledError):
+        return NotModelledError(
+            f"{own.model_type} cannot be built: {error.message}", where=error.where, hint=error.hint
+        )
     makers = {name: class_for(transformers, name, own) for name in AUTO_CLASSES}
     tasks = [name for name, maker in makers.items() if type(own) in maker._model_mapping]  # noqa: SLF001
     why = f": {_said(error)}" if task in tasks else ""  # else a list of all that it could make

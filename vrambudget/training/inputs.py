@@ -5,6 +5,8 @@
     in loop dpo             input_ids, attention_mask, completion_mask [2 B, T], labels of none
     packed in loop sft      input_ids, labels, position_ids [1, B T]: TRL makes one row of them
     seq-cls                 input_ids [B, T], labels [B]
+    token-cls               input_ids [B, T], labels [B, T]
+    qa                      input_ids [B, T], start_positions [B], end_positions [B]
     embed                   input_ids [B, T]
     image-cls               pixel_values [B, channels, height, width], labels [B]
     of sound                input_features [B, mel, frames], labels [B, target]
@@ -60,6 +62,9 @@ def _of_text(job: Job, batch: int) -> dict[str, Input]:
     elif job.target_len is not None and job.task == "seq2seq-lm":
         labels = Input((batch, job.target_len), int64)
     positions = {"position_ids": per_token} if job.rows == "packed" else {}
+    if job.task == "qa":
+        ends = dict.fromkeys(("start_positions", "end_positions"), per_sequence)
+        return {"input_ids": per_token, **mask, **positions, **ends}
     return {"input_ids": per_token, **mask, **positions, "labels": labels}
 
 

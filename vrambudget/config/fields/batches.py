@@ -10,6 +10,8 @@ Task = Literal[
     "causal-lm",
     "masked-lm",
     "seq-cls",
+    "token-cls",
+    "qa",
     "seq2seq-lm",
     "image-cls",
     "video-cls",

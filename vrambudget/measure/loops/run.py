@@ -194,6 +194,10 @@ def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict
     if job.get("rows") == "packed":  # two sequences in a row
         positions = torch.arange(job["block"]) % -(-job["block"] // 2)
         batch["position_ids"] = positions.repeat(count, 1).to(device)
+    if task == "qa":
+        for name in ("start_positions", "end_positions"):
+            batch[name] = torch.ones(count, dtype=torch.long).to(device)
+        return batch
     labels = (count,) if task == "seq-cls" else (count, length)
-    batch["labels"] = torch.full(labels, int(task != "seq-cls")).to(device)
+    batch["labels"] = torch.full(labels, int(task not in CLASSIFYING)).to(device)
     return batch

@@ -7,7 +7,7 @@ prepare_model_for_kbit_training.
 import json
 from collections.abc import Iterator
 
-from vrambudget.auto_classes import AUTO_CLASSES
+from vrambudget.auto_classes import AUTO_CLASSES, PEFT_TASKS
 from vrambudget.config.job import Job
 from vrambudget.report.tools.distributed import of_trainer
 from vrambudget.report.tools.words import (
@@ -19,12 +19,6 @@ from vrambudget.report.tools.words import (
     optim_of,
 )
 from vrambudget.scenario import Scenario
-
-_TASK_TYPES = {
-    "causal-lm": "CAUSAL_LM",
-    "seq-cls": "SEQ_CLS",
-    "seq2seq-lm": "SEQ_2_SEQ_LM",
-}
 
 _BITS = {"nf4": 'load_in_4bit=True, bnb_4bit_quant_type="nf4"', "int8": "load_in_8bit=True"}
 
@@ -103,7 +97,7 @@ def _adapters(job: Job) -> Iterator[str]:
         yield f"again = {again}  # run each layer again in backward"
         yield "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=again)"
     targets = json.dumps(job.lora_targets)
-    kind = _TASK_TYPES.get(job.task or "causal-lm")
+    kind = PEFT_TASKS.get(job.task or "causal-lm")
     yield "model = get_peft_model("
     yield "    model,"
     yield "    LoraConfig("

@@ -110,7 +110,8 @@ def _get_batch_samples(
     run: Run, kind: TrainerKind, batches: Iterator[Batch]
 ) -> tuple[list[Batch], Tensor | None]:
     batch_samples = [next(batches) for _ in range(run.settings.grad_accum)]
-    counted = _get_num_items_in_batch(run, batch_samples) if kind.counts_labels else None
+    counts = kind.counts_labels and "labels" in batch_samples[0]  # not the ends of an answer
+    counted = _get_num_items_in_batch(run, batch_samples) if counts else None
     return batch_samples, counted
 
 
@@ -154,16 +155,16 @@ def _training_step(
 def _compute_loss(
     run: Run, inputs: Batch, num_items_in_batch: Tensor | None, *, return_outputs: bool = False
 ) -> tuple[Tensor, Outputs | None]:
-    assert num_items_in_batch is not None  # noqa: S101 - Trainer counts labels
     inputs, labels = dict(inputs), None
     if run.settings.label_smoothing:
         labels = inputs.pop("labels")
-    if run.counts_items:
+    if run.counts_items and num_items_in_batch is not None:
         inputs["num_items_in_batch"] = num_items_in_batch
     outputs = accelerated(run, **inputs)
     if labels is None:
         loss = outputs.loss
     else:
+        assert num_items_in_batch is not None  # noqa: S101 - there are labels to smooth
         shifts = run.settings.task == "causal-lm"
         loss = smoothed_loss(outputs.logits, labels, num_items_in_batch, shift_labels=shifts)
     assert loss is not None  # noqa: S101 - there are labels
