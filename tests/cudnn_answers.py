@@ -20,7 +20,7 @@ from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
 RECORDS = Path(__file__).parent / "records"
-FILES = ("encoders.jsonl", "drawn.jsonl", "traced/model_types.jsonl")
+FILES = ("encoders.jsonl", "drawn.jsonl", "traced/model_types.jsonl", "traced/classes.jsonl")
 
 PATCHES = [(768, 16, 224), (768, 32, 224), (768, 16, 384), (1024, 16, 224)]
 """Hidden size, patch and image of ViT: base, base of large patches, base of large images, large."""

@@ -90,14 +90,15 @@ def own_rows(
     """
     if task == "contrastive":
         return {"input_ids": Row((block,)), "pixel_values": Row(_pixels(config), is_float=True)}
-    if main_input == "pixel_values":
+    if main_input in {"pixel_values", "pixel_values_videos"}:
         shape = _pixels(config)
     elif main_input == "input_values":
         spectrogram = hasattr(config, "num_mel_bins")
         shape = (config.max_length, config.num_mel_bins) if spectrogram else (block,)
     elif main_input == "input_features":
-        bins = getattr(config, "feature_projection_input_dim", None)
-        shape = sound_shape_of(config) or (block, bins or config.num_mel_bins)
+        hears = getattr(config, "encoder_config", config)
+        bins = getattr(hears, "feature_projection_input_dim", getattr(hears, "num_mel_bins", 0))
+        shape = sound_shape_of(config) or (block, bins)
     else:
         return None
     row = {main_input: Row(shape, is_float=True)}
@@ -110,9 +111,9 @@ def own_rows(
 def _pixels(config: Any) -> tuple[int, ...]:
     """Return channels, height and width of an image; of a video, its frames come first."""
     seen = getattr(config, "vision_config", config)
-    size = getattr(seen, "image_size", None) or IMAGE_SIZE
+    size = getattr(seen, "image_size", getattr(seen, "crop_size", None)) or IMAGE_SIZE
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    frames = getattr(seen, "num_frames", None)
+    frames = getattr(seen, "num_frames", getattr(seen, "frames_per_clip", None))
     return (*((frames,) if frames else ()), getattr(seen, "num_channels", 3), height, width)
 
 

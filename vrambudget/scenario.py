@@ -101,20 +101,11 @@ def resolve(
     per_step = usual.get("grad_accum", 0) * usual.get("batch", 0)
     job = job.model_copy(update=accumulation(job.batch, per_step))
     device = None if named is None else gpu_under(job.torch, find_gpu(named))
-    if job.task is not None and job.task not in {"embed", *known.tasks}:
-        known = _traced(found, _without(job.task, known))
+    known = with_head(known, found, job.task)
     known = compiling(known, found.values) if job.compile else known
     resolved, notes = job.resolve(known.for_job(job)), tuple(unread(fields, job))
     return Scenario(
         found.name, known, resolved, device, found.values, run, notes, found.path, per_step
-    )
-
-
-def _without(task: str, config: ModelConfig) -> NotModelledError:
-    """Return the error for a task whose head a model's rules do not have."""
-    return NotModelledError(
-        f"{config.model_type} has no rules for task {task!r}",
-        hint=f"there are rules for {', '.join(config.tasks)}; ",
     )
 
 
@@ -159,6 +150,17 @@ def config_of(found: FoundModel) -> ModelConfig:
         except NotModelledError as refusal:
             return _traced(found, refusal)
         return _traced(found, error) if played is None else played
+
+
+def with_head(known: ModelConfig, found: FoundModel, task: str | None) -> ModelConfig:
+    """Return a configuration with the head for a task: where a family has none, it is traced."""
+    if task is None or task in {"embed", *known.tasks}:
+        return known
+    error = NotModelledError(
+        f"{known.model_type} has no rules for task {task!r}",
+        hint=f"there are rules for {', '.join(known.tasks)}; ",
+    )
+    return _traced(found, error)
 
 
 def _traced(found: FoundModel, error: NotModelledError) -> ModelConfig:

@@ -30,7 +30,7 @@ from vrambudget.config.record import check_keys, gpu_of_record, job_of_record
 from vrambudget.config.settings import show
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.scenario import Scenario, config_of
+from vrambudget.scenario import Scenario, config_of, with_head
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.phases import peaks_by_part
@@ -239,8 +239,8 @@ def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
 def _task(record: Mapping[str, Any]) -> Scenario:
     check_keys(record)
     found = find_model(record.get("model", ""))
-    config = config_of(found)
     job = job_of_record(record)
+    config = with_head(config_of(found), found, job.task)
     if job.compile:
         # On a virtual GPU nothing is faster than anything else: its benchmarks never pad.
         pads = False if str(record.get("source", "")).startswith("virtual") else None

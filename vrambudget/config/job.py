@@ -70,7 +70,6 @@ TASK_OF_CLASS: Mapping[str, Task] = {
     "ForCTC": "ctc",
     "CLIPModel": "contrastive",
     "SiglipModel": "contrastive",
-    "Siglip2Model": "contrastive",
     "MetaClip2Model": "contrastive",
     "AlignModel": "contrastive",
 }

@@ -7,6 +7,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.errors import VramBudgetError
 from vrambudget.program.catalog import of_programs
+from vrambudget.program.config import ProgramConfig
 from vrambudget.program.form import Program
 from vrambudget.recording.keys import Values
 from vrambudget.recording.runs import traced
@@ -46,8 +47,10 @@ def check(program: Program, values: Values, jobs: Sequence[Values] = JOBS, **fie
 
 def _equal(program: Program, values: Values, fields: Values, where: str) -> bool:
     config, job = traced(values, **{"steps": 2, **fields})
-    expected = peaks(config, job)
-    actual = peaks(of_programs(values, [program]).model_copy(update={"job": job}), job)
+    played = of_programs(values, [program]).for_job(job)
+    if not isinstance(played, ProgramConfig):  # else the trace would be held against itself
+        raise UnequalError(f"the program has no {job.task}")
+    expected, actual = peaks(config, job), peaks(played, job)
     if actual != expected:
         raise UnequalError(
             f"the program comes to {actual} bytes at {where}, the traced model to {expected}",

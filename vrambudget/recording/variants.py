@@ -168,4 +168,8 @@ def tied_in(program: Program) -> list[dict[str, str]]:
 
 
 def _equal(values: Values, tied: Values) -> Values:
+    if missing := sorted(set(tied.values()) - values.keys()):
+        raise VramBudgetError(
+            f"the model's code compares {missing[0]} with another key: say it in the configuration"
+        )
     return {key: values[other] for key, other in tied.items()}
