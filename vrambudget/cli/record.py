@@ -13,6 +13,7 @@ from vrambudget.cli.streams import put
 from vrambudget.config.source import FoundModel, find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
+from vrambudget.program.reading import read
 from vrambudget.program.writing import written
 from vrambudget.units import whole_number
 
@@ -73,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise VramBudgetError(f"recording runs the model's code: {error}", hint=NEEDED) from None
     path = args.output or Path(f"{name}.program")
-    write_file(path, written(found.program).encode(), "program")
+    text = written(found.program)
+    text = written(read(text, str(path)))  # more of it is shared once it is numbered
+    write_file(path, text.encode(), "program")
     put(f"{path}: {found.program.source['class']}\n")
     put(f"  free: {', '.join(found.free)}\n")
     if found.fixed:
