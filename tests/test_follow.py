@@ -181,7 +181,7 @@ def test_what_transformers_rejects_is_an_error_that_says_why(tmp_path, capsys):
 def test_a_model_of_another_task_names_that_task_and_not_every_class(model_type, door):
     pytest.importorskip("transformers")
     with pytest.raises(NotModelledError) as caught:
-        estimate({"model_type": model_type}, block=8)
+        estimate({"model_type": model_type}, block=8, task="causal-lm")
     assert caught.value.message == f"transformers has no {model_type} for causal-lm"
     assert door in caught.value.hint
 

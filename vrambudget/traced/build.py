@@ -46,14 +46,32 @@ def knows(model_type: str) -> bool:
     return model_type in vars(configuration_auto)["CONFIG_MAPPING_NAMES"]
 
 
+_USUAL = ("masked-lm", "causal-lm", "contrastive", "image-cls", "video-cls", "ctc", "audio-cls")
+"""What a model is for that nobody says anything of, the first of these that its type has."""
+
+
+def usual_class(keys: Mapping[str, Any]) -> list[str]:
+    """Return the class that `architectures` would name, if they named one; none of no task."""
+    own = _accepted(keys)
+    first = ("seq2seq-lm",) if own.is_encoder_decoder else ()
+    for task in (*first, *_USUAL, *AUTO_CLASSES):
+        if (maker := _maker(task, own)) is not None:
+            return [maker.__name__]
+    return []
+
+
 def own_inputs(keys: Mapping[str, Any], job: Job) -> dict[str, Input] | None:
     """Return the images, the video or the sound that a job's model reads, None for text."""
     own, task = configuration(keys, job), job.task or "causal-lm"
+    maker = _maker(task, own)
+    return None if maker is None else inputs_of_rows(maker, own, job)  # building it says so
+
+
+def _maker(task: str, own: Any) -> Any:
+    """Return transformers' class for a task of a configuration, None where it has none."""
     makers = class_for(transformers, task, own)._model_mapping  # noqa: SLF001 - what it builds
-    if type(own) not in makers:
-        return None  # building it says so
-    maker = makers[type(own)]
-    return inputs_of_rows(maker[0] if isinstance(maker, tuple | list) else maker, own, job)
+    found = makers.get(type(own), None)
+    return found[0] if isinstance(found, tuple | list) else found
 
 
 def inputs_of_rows(model: Any, config: Any, job: Job) -> dict[str, Input] | None:
@@ -110,8 +128,7 @@ def unbuilt(own: Any, task: Task, error: Exception) -> NotModelledError:
         return NotModelledError(
             f"{own.model_type} cannot be built: {error.message}", where=error.where, hint=error.hint
         )
-    makers = {name: class_for(transformers, name, own) for name in AUTO_CLASSES}
-    tasks = [name for name, maker in makers.items() if type(own) in maker._model_mapping]  # noqa: SLF001
+    tasks = [name for name in AUTO_CLASSES if _maker(name, own) is not None]
     why = f": {_said(error)}" if task in tasks else ""  # else a list of all that it could make
     others = " and ".join(f"--task {name}" for name in tasks if name not in {task, "embed"})
     script = "`vrambudget rehearse --gpu GPU -- python train.py` runs a script that trains it"

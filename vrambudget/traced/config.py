@@ -104,11 +104,14 @@ def traced_config(found: FoundModel, error: NotModelledError) -> TracedConfig:
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
         error.hint = _ways(found, error.hint or "")
         raise error
-    from vrambudget.traced.build import knows  # noqa: PLC0415 - it imports transformers
+    from vrambudget.traced.build import knows, usual_class  # noqa: PLC0415 - it imports transformers
 
     if not knows(model_type):
         raise error
-    return TracedConfig.model_construct(model_type=model_type, keys=dict(found.values))
+    keys = dict(found.values)
+    if not keys.get("architectures"):
+        keys["architectures"] = usual_class(keys)
+    return TracedConfig.model_construct(model_type=model_type, keys=keys)
 
 
 def _ways(found: FoundModel, hint: str) -> str:
