@@ -55,26 +55,6 @@ SAMPLES_PER_LETTER = 1000
 
 _MUON_SINCE = (2, 9)
 
-TASK_OF_CLASS: Mapping[str, Task] = {
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-    "ForSequenceClassification": "seq-cls",
-    "ForTokenClassification": "token-cls",
-    "ForQuestionAnswering": "qa",
-    "ForConditionalGeneration": "seq2seq-lm",
-    "ForImageClassification": "image-cls",
-    "ForVideoClassification": "video-cls",
-    "ForSemanticSegmentation": "image-seg",
-    "ForAudioClassification": "audio-cls",
-    "ForCTC": "ctc",
-    "CLIPModel": "contrastive",
-    "SiglipModel": "contrastive",
-    "MetaClip2Model": "contrastive",
-    "AlignModel": "contrastive",
-}
-"""The task of a class of transformers, by what its name ends with."""
-
 
 class Limits(Protocol):
     """What a job needs from a model's configuration to be resolved."""

@@ -8,8 +8,7 @@ causal language model, and here it reads text.
 from collections.abc import Mapping
 from typing import Any
 
-from vrambudget.config.fields.batches import Task
-from vrambudget.config.job import TASK_OF_CLASS
+from vrambudget.config.fields.batches import TASK_OF_CLASS, Task
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
 _GENERATES = "ForConditionalGeneration"

@@ -30,8 +30,8 @@ from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
 from vrambudget.traced.known import Known, worked_out
 from vrambudget.traced.lines import own_line, stack
-from vrambudget.traced.meta_fallback import WRITES_INTO_ZEROS
 from vrambudget.traced.tensor import REHEARSE, dtype_of, no_rule, with_layouts
+from vrambudget.traced.tracer import WRITES_INTO_ZEROS
 
 _aten = torch.ops.aten
 _READ = _aten._local_scalar_dense.default

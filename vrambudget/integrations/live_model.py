@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vrambudget.config.job import TASK_OF_CLASS
+from vrambudget.config.fields.batches import TASK_OF_CLASS
 from vrambudget.config.unfamiliar import tasks_of
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.live_lora import LORA_PARTS, read_lora

@@ -8,7 +8,7 @@ import torch
 from vrambudget.engine.context import context
 from vrambudget.recording.listener import Phase
 from vrambudget.recording.raw import TensorLayout
-from vrambudget.traced import kernels, meta_fallback
+from vrambudget.traced import kernels, tracer
 from vrambudget.traced.products import PRODUCTS
 from vrambudget.traced.tensor import dtype_of
 
@@ -17,7 +17,7 @@ Patch = tuple[Any, str, Any]
 
 def patches() -> Iterator[Patch]:
     """Yield what is replaced while the listener listens: (owner, name, replacement)."""
-    rule, dispatch = kernels.temporaries, meta_fallback._Tracer.__torch_dispatch__  # noqa: SLF001
+    rule, dispatch = kernels.temporaries, tracer.Tracer.__torch_dispatch__
     running: list[Phase] = []
 
     def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
@@ -42,7 +42,7 @@ def patches() -> Iterator[Patch]:
             running.pop()
 
     yield kernels, "temporaries", temporaries
-    yield meta_fallback._Tracer, "__torch_dispatch__", dispatched  # noqa: SLF001
+    yield tracer.Tracer, "__torch_dispatch__", dispatched
 
 
 def _kernel(name: str, args: Any) -> tuple[str | None, tuple[Any, ...]]:

@@ -15,20 +15,20 @@ from vrambudget.recording import buffers
 from vrambudget.recording.listener import Listener, Phase
 from vrambudget.recording.raw import Effects, Lies
 from vrambudget.tape.events import Storage
-from vrambudget.traced import casts, meta_fallback
+from vrambudget.traced import casts, meta_fallback, tracer
 from vrambudget.traced.tensor import dtype_of
 
 Patch = tuple[Any, str, Any]
 
 
-class _Kept(meta_fallback._Kept):  # noqa: SLF001 - with room for its slot
+class _Kept(tracer.Kept):  # with room for its slot
     __slots__ = ("slot",)
     slot: int
 
 
 def patches(listener: Listener) -> Iterator[Patch]:
     """Yield what is replaced while the listener listens: (owner, name, replacement)."""
-    yield meta_fallback, "_Kept", _Kept
+    yield meta_fallback, "Kept", _Kept
     yield from _of_calls(listener)
     yield from buffers.patches()
     yield from _of_graphs(listener)
@@ -65,7 +65,7 @@ def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small func
         meta_fallback.TorchCall.__init__,
         meta_fallback.TorchCall.meta,
     )
-    call, made = meta_fallback.TorchCall, meta_fallback._Tracer.made  # noqa: SLF001
+    call, made = meta_fallback.TorchCall, tracer.Tracer.made
     pack, unpack = call._pack, call._unpack  # noqa: SLF001
 
     def autocast_arguments(name: str, args: Any, kwargs: Any) -> Any:
@@ -123,7 +123,7 @@ def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small func
     yield casts, "autocast_arguments", autocast_arguments
     yield meta_fallback.TorchCall, "__init__", init
     yield meta_fallback.TorchCall, "meta", meta
-    yield meta_fallback._Tracer, "made", made_  # noqa: SLF001
+    yield tracer.Tracer, "made", made_
     yield meta_fallback.TorchCall, "_pack", pack_
     yield meta_fallback.TorchCall, "_unpack", unpack_
 

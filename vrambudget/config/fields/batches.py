@@ -1,6 +1,6 @@
 """What goes through the model: how many sequences, how long, and what their rows hold."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from vrambudget.config.settings import Field, Settings, Size
@@ -23,6 +23,26 @@ Task = Literal[
 ]
 OF_PIXELS = ("image-cls", "video-cls", "image-seg")
 """The tasks whose models read images alone: their size decides how long a sequence is."""
+TASK_OF_CLASS: Mapping[str, Task] = {
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+    "ForMaskedLM": "masked-lm",
+    "ForSequenceClassification": "seq-cls",
+    "ForTokenClassification": "token-cls",
+    "ForQuestionAnswering": "qa",
+    "ForConditionalGeneration": "seq2seq-lm",
+    "ForImageClassification": "image-cls",
+    "ForVideoClassification": "video-cls",
+    "ForSemanticSegmentation": "image-seg",
+    "ForAudioClassification": "audio-cls",
+    "ForCTC": "ctc",
+    "CLIPModel": "contrastive",
+    "SiglipModel": "contrastive",
+    "MetaClip2Model": "contrastive",
+    "AlignModel": "contrastive",
+}
+"""The task of a class of transformers, by what its name ends with."""
+
 Rows = Literal["full", "padded", "packed"]
 AttentionMask = Literal["none", "ones", "padding"]
 CausalMask = Literal["built", "skipped"]
