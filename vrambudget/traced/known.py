@@ -59,14 +59,19 @@ def of_tensor(x: torch.Tensor) -> Known:
 def of(func: Any, given: Any, mode: Any) -> Known | None:
     """Return the value of a call's result, if those of all its arguments are known."""
     found = _arguments(given, mode, _by_shape(func, given[0], mode))
-    if found is None and func.__name__ in _FINITE:
-        shape = tuple(given[0][0].shape)
-        return Known(lambda: torch.full(shape, _FINITE[func.__name__]))
     if found is None:
         return None
     values: list[Known] = []
     mapped(found, Known, values.append)
     return Known(lambda: worked_out(func, *found), is_given=all(x.is_given for x in values))
+
+
+def if_finite(func: Any, given: Any) -> Known | None:
+    """Return what a call answers of numbers that are finite, None for one that asks no such."""
+    if func.__name__ not in _FINITE:
+        return None
+    answer, shape = _FINITE[func.__name__], tuple(given[0][0].shape)
+    return Known(lambda: torch.full(shape, answer))
 
 
 def _by_shape(func: Any, args: Any, mode: Any) -> dict[int, Known]:

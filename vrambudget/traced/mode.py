@@ -215,6 +215,7 @@ class _Handled:
     def handed(self, func: Any, result: Any, given: Any) -> Any:
         """Return a rule's result as modelling code sees it."""
         value = known.of(func, given, self.mode) if self.found else known.made(func, given)
+        value = value or known.if_finite(func, given)  # as a model's weights and states are
         for x in self.written:
             known.write(func, given, x, self.mode)
 
