@@ -174,7 +174,7 @@ def test_a_card_that_is_not_there_names_the_nearest():
         ("bert-bse-uncased", "'bert-base-uncased'"),
         ("granite-3.9-8b", "'granite-3.3-8b'"),
         ("gpt-ossified-20b", None),
-        ("clip-vit-base-patch32", None),
+        ("blip-image-captioning-base", None),
         ("llama-9-scout", None),
         ("gpt3", None),
     ],

@@ -63,7 +63,7 @@ class TracedConfig(ModelConfig):
         from vrambudget.traced.build import layers_at_random  # noqa: PLC0415 - it imports torch
 
         yield f"{self.model_type} has no rules of its own: transformers' code was traced"
-        if reads_more(self.keys):
+        if reads_more(self.keys) and (self.job is None or self.job.task != "contrastive"):
             yield TEXT_ALONE
         if names := layers_at_random(self):
             yield f"{' and '.join(names)}: layers skipped at random are assumed never to be skipped"
