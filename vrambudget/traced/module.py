@@ -61,7 +61,8 @@ class ModuleConfig(ModelConfig):
         own = (
             self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
         )
-        task = tasks_of({"architectures": [type(own).__name__]})[0]
+        named = tasks_of({"architectures": [type(own).__name__]})
+        task = next(task for task in named if task != "embed")  # whose loss is a script's own
         found: dict[str, Any] = {"precision": precision or "fp32", "task": task}
         if self.inputs is not None:
             found["batch"] = _batch_of(self.inputs)
