@@ -4,8 +4,10 @@
 engine's modules (paths on the tape, freezing, counting) finds the same names as torch's.
 """
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -95,7 +97,7 @@ class Live(TorchModule):
         if self._module.training != self.training:  # the loop changed the shadows' mode
             self._module.train(self.training)
         given = {name: traced_tensor(x, self._values.get(name)) for name, x in batch.items()}
-        with running(self._mode):
+        with running(self._mode), _same_draws():
             before = context.purpose
             outputs, loss = self._called(given)
             context.purpose = before
@@ -122,6 +124,21 @@ class Live(TorchModule):
                 f" {type(error).__name__}: {error}",
                 hint="inputs= are what it is called with; " + REHEARSE,
             ) from error
+
+
+@contextlib.contextmanager
+def _same_draws() -> Iterator[None]:
+    """Let NumPy draw the same at each pass and in each estimate, as wav2vec 2.0 draws its masks."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        yield
+        return
+    state = numpy.random.get_state()
+    numpy.random.seed(0)
+    try:
+        yield
+    finally:
+        numpy.random.set_state(state)
 
 
 def as_given(batch: Mapping[str, T]) -> Mapping[str, T] | tuple[T, ...]:
