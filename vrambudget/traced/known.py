@@ -214,9 +214,14 @@ def read_back(x: TracedTensor) -> torch.Tensor | None:
     return value
 
 
-def places(x: TracedTensor | None) -> int | None:
-    """Return how many places of a counted tensor are set, None where no input says it."""
-    value = read_back(x) if x is not None and x.known is not None and x.known.is_given else None
+def places(x: TracedTensor | None, *, by_inputs: bool = True) -> int | None:
+    """Return how many places of a counted tensor are set, None where the host does not know it.
+
+    `by_inputs`: nor where anything decides but the job's inputs.
+    """
+    if x is None or x.known is None or (by_inputs and not x.known.is_given):
+        return None
+    value = read_back(x)
     return None if value is None else int(value.count_nonzero())
 
 

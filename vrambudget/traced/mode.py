@@ -191,9 +191,10 @@ class _Handled:
         """Note how many places of the masks in an index are true, where the host knows it."""
         for part in index if isinstance(index, tuple) else (index,):
             x = self.found.get(id(part))
-            value = None if x is None or x.dtype is not torch.bool else known.read_back(x)
-            if value is not None:
-                counts[id(part.storage)] = int(value.sum())
+            if x is None or x.dtype is not torch.bool:
+                continue
+            if (count := known.places(x, by_inputs=False)) is not None:
+                counts[id(part.storage)] = count
 
     def copies_into_whole(self, part: TracedTensor, source: Any) -> bool:
         """Copy into a part of a tensor, whose whole has a gradient from now on (CopySlices)."""

@@ -50,8 +50,7 @@ def ctc_loss(
     scores: torch.Tensor, _targets: Any, _given: Any, lengths: Sequence[int], *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the losses [B] of scores [T, B, C], and the states that backward reads."""
-    copies = [scores.new_empty(scores.shape[1], dtype=torch.int64) for _ in range(3)]
-    states = _ctc_states(scores, lengths)
+    copies, states = _ctc_states(scores, lengths)
     losses = scores.new_empty(scores.shape[1])
     del copies
     return losses, states
@@ -61,8 +60,7 @@ def ctc_loss_backward(
     _dy: Any, scores: torch.Tensor, _targets: Any, _given: Any, lengths: Sequence[int], *_: Any
 ) -> torch.Tensor:
     """Return the gradient of scores [T, B, C]; of many it sums over blanks all at once."""
-    copies = [scores.new_empty(scores.shape[1], dtype=torch.int64) for _ in range(3)]
-    states = _ctc_states(scores, lengths)
+    copies, states = _ctc_states(scores, lengths)
     length, batch, labels = scores.shape
     dx = torch.full_like(scores, -math.inf)
     if 2 * length + 24 * batch // 10 + 2 * labels // 10 > _LARGE:
@@ -72,8 +70,11 @@ def ctc_loss_backward(
     return dx
 
 
-def _ctc_states(scores: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    return scores.new_empty((scores.shape[1], len(scores), 2 * max(lengths) + 1))
+def _ctc_states(scores: torch.Tensor, lengths: Sequence[int]) -> tuple[Any, torch.Tensor]:
+    """Return lengths and offsets as they are copied to the GPU, then the states [B, T, 2 L + 1]."""
+    batch = scores.shape[1]
+    copies = [scores.new_empty(batch, dtype=torch.int64) for _ in range(3)]
+    return copies, scores.new_empty((batch, len(scores), 2 * max(lengths) + 1))
 
 
 def _bce_with_logits_backward(function: Any, gradient: torch.Tensor) -> tuple[Any, ...]:

@@ -25,7 +25,6 @@ from vrambudget.traced.tensor import dtype_of, meta_of
 # (areAnyTensorSubclassLike); on the GPU they write into the zeros that they just made.
 WRITES_INTO_ZEROS = {"scatter", "scatter_add", "index_put", "index_add", "masked_fill", "put"}
 
-
 _BY_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
