@@ -33,7 +33,7 @@ from vrambudget.config.options import is_switch, option_of, option_words
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 _LLAMA_CPP = read_table("llama_cpp")
-_SERVERS = read_table("servers", _LLAMA_CPP)
+_SERVERS = read_table("servers")
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 _OF_A_JOB = "--batch"  # a command that has it has all options of a job
 _OF_A_SERVER, _OF_LLAMA_CPP = "--gpu-memory-utilization", "--n-gpu-layers"

@@ -1,24 +1,23 @@
 """The files that people have: which tool's a file is, and what is assumed where it is silent.
 
-A file belongs to the first format that it has a key of its own of.
+A file belongs to the first format that it has a key of its own of. Of each tool a file in `tables`
+says, besides the table of its keys:
+
+    name, marks                     what it is called; the keys of its own
+    [defaults] field = value        its own defaults, where they differ from a job's, besides those
+                                    of the files that it goes on from
+    groups, ranks_groups            keys under which nothing decides memory, or only several GPUs do
+    always                          what is to be noted of each of its files
+    files key = "group"             keys that name a JSON file, and what its keys then begin with
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vrambudget.config.foreign import (
-    accelerate,
-    axolotl,
-    deepspeed,
-    hugging_face,
-    llama_factory,
-    torchtitan,
-    torchtune,
-    trl,
-    ultralytics,
-)
+from vrambudget.config.foreign import hugging_face, torchtitan, torchtune
 from vrambudget.config.foreign.meanings import Fields, Model, Table
+from vrambudget.config.foreign.tables import read_file, read_table
 
 Finish = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
@@ -35,7 +34,7 @@ def _nothing(keys: Mapping[str, Any]) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One tool's files; `defaults` are the tool's own, where they differ from a job's."""
+    """One tool's files."""
 
     name: str
     marks: frozenset[str]
@@ -43,13 +42,13 @@ class Format:
     defaults: Fields = field(default_factory=dict)
     ignored_groups: tuple[str, ...] = ()
     ranks_groups: tuple[str, ...] = ()
-    finish: Finish = _as_they_are
     always: tuple[str, ...] = ()
-    """What is to be noted of each of this tool's files."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    finish: Finish = _as_they_are
     of_ranks: Callable[[Mapping[str, Any]], Fields] = _nothing
     """What several keys say together where there are several GPUs."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Keys that name a JSON file, and what its keys then begin with."""
+    model_of: Callable[[str], str | dict[str, Any]] = str
+    """The model that its word for one means."""
 
     @property
     def model_key(self) -> str | None:
@@ -57,94 +56,39 @@ class Format:
         return next((key for key, way in self.table.items() if isinstance(way, Model)), None)
 
 
-_TRAINER: Fields = {
-    "loop": "trainer",
-    "batch": 8,
-    "precision": "fp32",
-    "optimizer": "adamw",
-    "optimizer_impl": "fused",
-    "clip": 1.0,
-}
-"""TrainingArguments' own, with torch 2.8 or later."""
+def _read(file: str, **functions: Any) -> Format:
+    own = read_file(file)
+    defaults: dict[str, Any] = {}
+    for each in (*map(read_file, own.get("base", ())), own):
+        defaults |= each.get("defaults", {})
+    return Format(
+        own["name"],
+        frozenset(own["marks"]),
+        read_table(file),
+        defaults,
+        tuple(own.get("groups", ())),
+        tuple(own.get("ranks_groups", ())),
+        tuple(own.get("always", ())),
+        own.get("files", {}),
+        **functions,
+    )
 
-_RANKS_OF_TRAINER = ("fsdp_config", "deepspeed")
-_FILES_OF_TRAINER = {"deepspeed": "deepspeed", "fsdp_config": "fsdp_config"}
 
 FORMATS = (
-    Format(
-        "torchtune",
-        frozenset({"model._component_", "optimizer._component_"}),
-        torchtune.TORCHTUNE,
-        torchtune.DEFAULTS,
-        torchtune.IGNORED_GROUPS,
-        finish=torchtune.finished,
-        always=("torchtune's own models: modelled as transformers has them",),
-    ),
-    Format(
+    _read("torchtune", finish=torchtune.finished, model_of=torchtune.model_of),
+    _read(
         "torchtitan",
-        frozenset({"model.flavor", "parallelism.tensor_parallel_degree", "training.seq_len"}),
-        torchtitan.TORCHTITAN,
-        torchtitan.DEFAULTS,
-        torchtitan.IGNORED_GROUPS,
-        ("parallelism",),
         finish=torchtitan.finished,
         of_ranks=torchtitan.of_ranks_of,
+        model_of=torchtitan.model_of,
     ),
-    Format("ultralytics", frozenset({"imgsz"}), ultralytics.ULTRALYTICS, {}),
-    Format(
-        "axolotl",
-        frozenset({"base_model"}),
-        axolotl.AXOLOTL,
-        {**_TRAINER, **axolotl.DEFAULTS},
-        ("datasets", "test_datasets", "special_tokens", "lr_scheduler_kwargs"),
-        _RANKS_OF_TRAINER,
-        files=_FILES_OF_TRAINER,
-    ),
-    Format(
-        "LLaMA-Factory",
-        frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
-        llama_factory.LLAMA_FACTORY,
-        {**_TRAINER, **llama_factory.DEFAULTS},
-        ranks_groups=_RANKS_OF_TRAINER,
-        finish=llama_factory.finished,
-        files=_FILES_OF_TRAINER,
-    ),
-    Format(
-        "DeepSpeed",
-        frozenset({"train_micro_batch_size_per_gpu", "zero_optimization.stage"}),
-        deepspeed.DEEPSPEED,
-        {},
-        deepspeed.IGNORED_GROUPS,
-        deepspeed.RANKS_GROUPS,
-    ),
-    Format(
-        "accelerate",
-        frozenset({"compute_environment", "distributed_type", "mixed_precision"}),
-        accelerate.ACCELERATE,
-        {},
-        accelerate.IGNORED_GROUPS,
-        accelerate.RANKS_GROUPS,
-        files={"deepspeed_config.deepspeed_config_file": "deepspeed_config"},
-    ),
-    Format(
-        "TRL",
-        frozenset({"model_name_or_path", "use_peft", "max_length", "max_seq_length"}),
-        trl.TRL,
-        {**_TRAINER, **trl.DEFAULTS},
-        ("dataset_kwargs", "datasets", "model_init_kwargs"),
-        _RANKS_OF_TRAINER,
-        finish=trl.finished,
-        files=_FILES_OF_TRAINER,
-    ),
-    Format(
-        "TrainingArguments",
-        frozenset({"output_dir", "per_device_train_batch_size", "learning_rate", "optim"}),
-        hugging_face.TRAINING_ARGUMENTS,
-        _TRAINER,
-        ("accelerator_config", "lr_scheduler_kwargs", "gradient_checkpointing_kwargs"),
-        _RANKS_OF_TRAINER,
-        files=_FILES_OF_TRAINER,
-    ),
+    _read("ultralytics"),
+    _read("axolotl"),
+    _read("llama_factory", finish=hugging_face.of_llama_factory),
+    _read("deepspeed"),
+    _read("accelerate"),
+    _read("trl", finish=hugging_face.of_trl),
+    _read("training_arguments"),
 )
 
 

@@ -1,69 +1,15 @@
-"""TrainingArguments, PEFT's LoraConfig, BitsAndBytesConfig and from_pretrained, as a job's fields.
+"""What several keys say together: TrainingArguments', PEFT's, TRL's and LLaMA-Factory's.
 
-Source: transformers 5.17, training_args.py (TrainingArguments, OptimizerNames), trainer.py
-(_OPTIMIZER_HANDLERS); PEFT 0.21, LoraConfig, utils/constants.py.
+Source: transformers 5.17, training_args.py; PEFT 0.21, utils/constants.py; TRL 1.16,
+trainer/model_config.py (ModelConfig.__post_init__); LLaMA-Factory, model/adapter.py.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from vrambudget.config.fields.adapters import PEFT_TARGETS
-from vrambudget.config.foreign.accelerate import FSDP, FSDP2
-from vrambudget.config.foreign.deepspeed import ZERO
-from vrambudget.config.foreign.meanings import Fields, Meaning, OneOf, Same, Switch, Table, several
-from vrambudget.config.foreign.tables import read_table
+from vrambudget.config.fields.adapters import ALL_LINEAR, PEFT_TARGETS
+from vrambudget.config.foreign.meanings import Fields
 
-DTYPES: Mapping[str, Fields] = {
-    "float32": {"precision": "fp32"},
-    "fp32": {"precision": "fp32"},
-    "bfloat16": {"precision": "bf16"},
-    "bf16": {"precision": "bf16"},
-    "float16": {"precision": "fp16"},
-    "fp16": {"precision": "fp16"},
-    "auto": {},
-}
-
-WEIGHTS = OneOf(
-    "weights as", {name: {"weights": of["precision"]} if of else {} for name, of in DTYPES.items()}
-)
-MODEL: Table = {**read_table("from_pretrained"), "torch_dtype": WEIGHTS, "dtype": WEIGHTS}
-"""What from_pretrained takes."""
-
-_GATHERED_ONCE: Fields = {**FSDP2, "reshard_after_forward": False}
-
-_SEVERAL: dict[str, Meaning] = {
-    **several(
-        {
-            "fsdp": OneOf(
-                "FSDP as",
-                {
-                    "false": {},
-                    "true": FSDP2,
-                    "full_shard": FSDP2,
-                    "full_shard auto_wrap": FSDP2,
-                    "shard_grad_op": _GATHERED_ONCE,
-                    "shard_grad_op auto_wrap": _GATHERED_ONCE,
-                    "full_shard auto_wrap offload": {**FSDP2, "cpu_offload": True},
-                },
-            ),
-            "ddp_bucket_cap_mb": Same("bucket_cap_mb"),
-            "ddp_find_unused_parameters": Switch({"find_unused_parameters": True}),
-            "ddp_static_graph": Switch({"static_graph": True}),
-        }
-    ),
-    **{f"fsdp_config.{name}": meaning for name, meaning in FSDP.items()},
-    **{f"fsdp_config.fsdp_{name}": meaning for name, meaning in FSDP.items()},
-    **{f"deepspeed.zero_optimization.{name}": meaning for name, meaning in ZERO.items()},
-}
-
-TRAINING_ARGUMENTS: Table = {**read_table("training_arguments"), **_SEVERAL}
-LIBRARIES: Table = {
-    **TRAINING_ARGUMENTS,
-    **MODEL,
-    **read_table("peft"),
-    **read_table("bitsandbytes"),
-}
-"""TrainingArguments', from_pretrained's, PEFT's and BitsAndBytesConfig's words."""
+_OF_DPO = ("beta", "precompute_ref_log_probs", "sync_ref_model", "disable_dropout")
 
 
 def settled(fields: Fields) -> dict[str, Any]:
@@ -89,3 +35,39 @@ def with_default_targets(fields: Fields, assumed: Fields, family: str) -> Fields
         return fields
     targets = PEFT_TARGETS.get(family)
     return fields if targets is None else {**fields, "lora_targets": targets}
+
+
+def of_trl(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with what TRL makes of several keys: no adapter without use_peft.
+
+    Without bf16 and fp16 there is no autocast, and one module in a list is that module. It is DPO
+    where there is a key that only DPOConfig has.
+    """
+    if keys.get("bf16") is False and not keys.get("fp16"):
+        fields["precision"] = (fields.get("weights") if "quant" in fields else None) or "fp32"
+    if fields.get("lora_targets") == [ALL_LINEAR]:
+        fields["lora_targets"] = ALL_LINEAR
+    if any(key in keys for key in _OF_DPO):
+        fields["loop"] = "dpo"
+    if fields["loop"] == "dpo" or (
+        keys.get("packing_strategy") == "wrapped" and not keys.get("padding_free")
+    ):
+        fields.pop("rows", None)  # DPOTrainer lays none end to end, and wrapped rows are full
+    if not keys.get("use_peft"):
+        return _without_adapter(fields)
+    return {"lora_dropout": 0.05, **fields}
+
+
+def of_llama_factory(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with what LLaMA-Factory makes of several keys."""
+    if fields.get("lora_targets") == "all":
+        fields["lora_targets"] = ALL_LINEAR
+    if keys.get("finetuning_type", "lora") != "lora":
+        return _without_adapter(fields)
+    if str(fields["precision"]).startswith("amp-"):  # load_model casts what is trained to float32
+        fields["weights"] = str(fields["precision"]).removeprefix("amp-")
+    return fields
+
+
+def _without_adapter(fields: Fields) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if not name.startswith("lora_")}

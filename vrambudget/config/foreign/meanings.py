@@ -211,6 +211,6 @@ def of_ranks(names: str) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), OnlyRanks())
 
 
-def several(table: Mapping[str, Same | Switch | OneOf | Uncounted]) -> dict[str, Meaning]:
+def several(table: Mapping[str, Any]) -> dict[str, Meaning]:
     """Return a table whose meanings hold where there are several GPUs."""
     return {name: MultiGpuOnly(of) for name, of in table.items()}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.config_file import SUFFIXES
-from vrambudget.config.foreign import torchtitan, torchtune
 from vrambudget.config.foreign.formats import FORMATS, Format, format_of
 from vrambudget.config.foreign.hugging_face import settled
 from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, MultiGpuOnly, OnlyRanks
@@ -224,8 +223,4 @@ def _within(key: str, groups: tuple[str, ...], meaning: Meaning | None) -> bool:
 
 def _model(keys: Mapping[str, Any], known: Format) -> str | dict[str, Any] | None:
     name = keys.get(known.model_key) if known.model_key else None
-    if name is None:
-        return None
-    if known.name == "torchtitan":
-        return torchtitan.model_of(str(name))
-    return torchtune.model_of(str(name)) if known.name == "torchtune" else str(name)
+    return None if name is None else known.model_of(str(name))

@@ -7,11 +7,15 @@ ignored, flags, ranks            keys apart by spaces: Ignored, those without a 
 [switches] key = {fields}        or {on, off, assumed, said}
 [choices.KEY] what = "...", value = {fields}; said = "..." is noted
 [uncounted], [saves]             key = "what it is", or what Uncounted takes
-[as] key = "another"             as another key of the tables that this one goes on from
+[several.same], ...              what holds where there are several GPUs
+[as] key = "another"             as another key of this table
+[within] "fsdp_config." = "fsdp" the keys of another file's table, with this before each
+base = ["training_arguments"]    files whose tables this one goes on from
 """
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +30,43 @@ from vrambudget.config.foreign.meanings import (
     Uncounted,
     ignored,
     of_ranks,
+    several,
 )
 
 TABLES = Path(__file__).parent / "tables"
 _SWITCH = {"on", "off", "assumed", "said"}
 
 
-def read_table(name: str, base: Table | None = None) -> dict[str, Meaning]:
-    """Return what each key of a tool means, with those of the table that it goes on from."""
-    return table_of(tomllib.loads((TABLES / f"{name}.toml").read_bytes().decode()), base or {})
+@cache
+def read_file(name: str) -> Mapping[str, Any]:
+    """Return what a tool's file holds."""
+    return tomllib.loads((TABLES / f"{name}.toml").read_bytes().decode())
 
 
-def table_of(own: Mapping[str, Any], base: Table) -> dict[str, Meaning]:
+@cache
+def read_table(name: str) -> Table:
+    """Return what each key of a tool means."""
+    return table_of(read_file(name))
+
+
+def table_of(own: Mapping[str, Any]) -> dict[str, Meaning]:
     """Return the table that a file's keys are."""
+    table = {key: way for name in own.get("base", ()) for key, way in read_table(name).items()}
+    if "model" in own:
+        table[own["model"]] = Model()
+    table |= {**_meanings(own), **several(_meanings(own.get("several", {})))}
+    for before, name in own.get("within", {}).items():
+        table |= {f"{before}{key}": way for key, way in read_table(name).items()}
+    table |= {key: table[another] for key, another in own.get("as", {}).items()}
+    return table
 
+
+def _meanings(own: Mapping[str, Any]) -> dict[str, Meaning]:
     def of(group: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = own.get(group, {})
         return found
 
     return {
-        **base,
-        **({own["model"]: Model()} if "model" in own else {}),
-        **{key: base[another] for key, another in of("as").items()},
         **{key: _same(field) for key, field in of("same").items()},
         **{key: Sizes(field, pairs=True) for key, field in of("width_height").items()},
         **{key: Sizes(field, pairs=False) for key, field in of("largest").items()},

@@ -1,4 +1,4 @@
-"""torchtitan's TOML: its Llama 3, the degrees of its layouts, its checkpointing.
+"""What torchtitan's keys say together: its Llama 3, the degrees of its layouts, checkpointing.
 
 A degree of -1 is what the others leave of the ranks. With shards weights are float32, gathered as
 bfloat16 and reduced as float32; without any, and on one GPU, autocast does it.
@@ -10,19 +10,6 @@ Source: torchtitan 0.2, config/job_config.py (JobConfig), models/llama3/__init__
 from collections.abc import Mapping
 from typing import Any
 
-from vrambudget.config.foreign.meanings import (
-    Ignored,
-    Model,
-    MultiGpuOnly,
-    OneOf,
-    Same,
-    Switch,
-    Table,
-    Uncounted,
-    ignored,
-    of_ranks,
-    several,
-)
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 _VOCABULARY = 128_256
@@ -39,85 +26,7 @@ _SIZES_OF_LLAMA = (
     *("intermediate_size", "vocab_size"),
 )
 
-_OF_RANKS = (
-    *("parallelism.data_parallel_shard_degree", "parallelism.tensor_parallel_degree"),
-    *("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_schedule"),
-    *("parallelism.data_parallel_replicate_degree", "parallelism.disable_loss_parallel"),
-    "parallelism.context_parallel_degree",
-)
-
-TORCHTITAN: Table = {
-    "model.flavor": Model(),
-    "model.name": Ignored(),
-    "model.converters": Uncounted("converted layers (float8, MX)", flag=False),
-    "training.local_batch_size": Same("batch"),
-    "training.batch_size": Same("batch"),
-    "training.global_batch_size": Uncounted("accumulation (global_batch_size)", (-1,), flag=False),
-    "training.seq_len": Same("block"),
-    "training.max_norm": Same("clip", (0,)),
-    "training.mixed_precision_param": OneOf(
-        "mixed precision",
-        {"bfloat16": {"precision": "amp-bf16"}, "float32": {"precision": "fp32"}},
-    ),
-    "training.dtype": OneOf("weights as", {"float32": {}}),
-    "training.compile": Uncounted("torch.compile", saves=True),
-    "compile.enable": Uncounted("torch.compile", saves=True),
-    "optimizer.name": OneOf(
-        "the optimizer", {"adamw": {"optimizer": "adamw"}, "adam": {"optimizer": "adam"}}
-    ),
-    "optimizer.implementation": Same("optimizer_impl"),
-    "optimizer.early_step_in_backward": Uncounted("an optimizer within backward", saves=True),
-    "optimizer.fused": Switch({"optimizer_impl": "fused"}, off={"optimizer_impl": "foreach"}),
-    "activation_checkpoint.mode": OneOf(
-        "checkpointing",
-        {"none": {"checkpointing": "none"}, "full": {"checkpointing": "full"}, "selective": {}},
-    ),
-    "activation_checkpoint.selective_ac_option": Ignored(),  # `finished` reads it
-    **several(
-        {
-            "training.enable_cpu_offload": Switch({"cpu_offload": True}),
-            "parallelism.context_parallel_rotate_method": Same("rotate_method"),
-            "parallelism.expert_parallel_degree": Uncounted("expert parallelism", (1,), flag=False),
-            "parallelism.fsdp_reshard_after_forward": OneOf(
-                "fsdp_reshard_after_forward",
-                {
-                    "default": {},
-                    "always": {"reshard_after_forward": True},
-                    "never": {"reshard_after_forward": False},
-                },
-            ),
-            "parallelism.enable_compiled_autograd": Uncounted("compiled autograd"),
-        }
-    ),
-    **dict.fromkeys(_OF_RANKS, MultiGpuOnly(Ignored())),  # `of_ranks_of` puts them together
-    "parallelism.enable_async_tensor_parallel": Uncounted("async tensor parallelism", saves=True),
-    **of_ranks("training.mixed_precision_reduce"),
-    **ignored(
-        "training.dataset training.dataset_path training.steps"
-        " training.gc_freq training.seed training.deterministic model.tokenizer_path"
-        " model.hf_assets_path optimizer.lr optimizer.eps optimizer.beta1 optimizer.beta2"
-        " optimizer.weight_decay compile.components activation_checkpoint.early_stop"
-    ),
-}
-
-IGNORED_GROUPS = (
-    *("job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "fault_tolerance"),
-    *("float8", "mx", "quantize", "validation", "experimental", "memory_estimation"),
-    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
-)
-
 _SELECTIVE = {"1": "full", "2": "selective-2", "op": "selective-op"}
-
-DEFAULTS: dict[str, Any] = {
-    "batch": 8,
-    "block": 2048,
-    "clip": 1.0,
-    "optimizer": "adamw",
-    "optimizer_impl": "fused",
-    "precision": "amp-bf16",
-    "forward_returns": "loss",
-}
-"""JobConfig's own; and a step lets go of the logits before backward."""
 
 
 def model_of(flavor: str) -> dict[str, Any]:
@@ -150,7 +59,7 @@ def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         raise NotModelledError(f"torchtitan's model {name!r} is not modelled: llama3 is")
     mode = keys.get("activation_checkpoint.mode", "selective")
     option = str(keys.get("activation_checkpoint.selective_ac_option", "2"))
-    fields.setdefault("optimizer_impl", DEFAULTS["optimizer_impl"])
+    fields.setdefault("optimizer_impl", "fused")
     if mode != "selective":
         return fields
     if option not in _SELECTIVE:

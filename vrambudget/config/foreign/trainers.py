@@ -68,7 +68,7 @@ def trainers() -> tuple[Trainer, ...]:
 
 
 def _trainer(own: dict[str, Any]) -> Trainer:
-    table = {**table_of(own, {}), **ignored(" ".join(own.get("files", ())))}
+    table = {**table_of(own), **ignored(" ".join(own.get("files", ())))}
     known = Format(
         own["name"],
         frozenset(own.get("marks", ())),

@@ -7,11 +7,9 @@ Source: ultralytics/cfg/default.yaml; engine/trainer.py (build_optimizer: auto i
 from collections.abc import Sequence
 from typing import Any
 
-from vrambudget.config.foreign.tables import read_table
 from vrambudget.errors import VramBudgetError
 from vrambudget.units import whole_number
 
-ULTRALYTICS = read_table("ultralytics")
 _COMMAND = {"yolo", "detect", "train"}
 
 
