@@ -227,6 +227,8 @@ def test_what_some_programs_have_alone_stands_under_only():
         assert "attention.scaled_dot_product_attention" not in made
     with pytest.raises(VramBudgetError, match="'only' is followed by"):
         read(text.replace('only {"attention": ["eager"]}', 'only {"attention": "eager"}', 1), "x")
+    with pytest.raises(VramBudgetError, match="which it never is"):
+        read(text.replace('only {"attention": ["eager"]}', 'only ""', 1), "x")
     with pytest.raises(VramBudgetError, match="several programs are of the same jobs"):
         written(replace(first, variants=[replace(first, code=first.code[1:]).variant()]))
 

@@ -146,7 +146,10 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
     [
         ("llama-server -m qwen3-8b:Q8_0 -c 8192 -fa -t 8", "run qwen3-8b:Q8_0 -c 8192 -fa on"),
         ("run ./llama-cli --model=qwen3-8b:Q8_0 -c 8192 -p hello", "run qwen3-8b:Q8_0 -c 8192"),
-        ("ollama run qwen3:8b-q8_0 --num-ctx 8192 --verbose", "run qwen3:8b-q8_0 -c 8192"),
+        (
+            "ollama run qwen3:8b-q8_0 --num-ctx 8192 --verbose",
+            "run qwen3:8b-q8_0 --ollama -c 8192",
+        ),
         ("vllm serve qwen3-8b -tp 2 --port 8000", "serve qwen3-8b -tp 2"),
         (
             "python3 -m sglang.launch_server --model-path qwen3-8b --tp 2",
@@ -622,6 +625,32 @@ def test_ollama_has_its_own_words_for_slots_caches_and_experts():
     assert "--fit shares layers and keeps experts" in str(run)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "set_to"),
+    [
+        ("qwen3:8b", "12GB", "-ngl 99 -c 4096 -np 1 -b 512"),
+        ("llama3.1:8b", "24GB", "-ngl 99 -c 32768 -np 1 -b 1024 -ub 1024"),
+        (
+            "qwen3:30b",
+            "24GB",
+            "-ngl 99 -c 32768 -np 1 -b 512",
+        ),  # 17.3 of 23.6 GiB: over 75 % with 3
+        ("llama3.1:8b", "80GB", "-ngl 99 -c 131072 -np 1 -ub 2048"),
+        ("llama3.3", "2x24GB", "-ngl 43 -c 131072 -np 1 -b 512 -ts 21,22"),
+    ],
+)
+def test_ollama_chooses_its_context_and_batch_by_the_memory_of_gpus(model, gpu, set_to):
+    """server/routes.go (defaultNumCtx), server/sched.go (automaticGenerationBatch)."""
+    run = vrambudget.run(model, gpu=gpu, ollama=True)
+    assert run.values["model"].endswith(":Q4_K_M")
+    assert run.values["command"].partition(" -ngl ")[2] == set_to.removeprefix("-ngl ")
+
+
+def test_ollama_takes_one_gpu_where_a_model_fits_it():
+    run = vrambudget.run("llama3.1:8b", gpu="24GB,12GB", ollama=True)
+    assert [held["name"] for held in run.values["gpus"]] == ["CUDA0"]
+
+
 def test_other_commands_name_the_one_that_reads_a_quantisation(capsys):
     assert main(["llama-3.1-8b:Q4_K_M", "--gpu", "24GB"]) == 2
     error = capsys.readouterr().err
@@ -661,7 +690,7 @@ def test_without_a_quantisation_the_best_on_gpus_alone_is_shown():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["llama-3.1-8b:Q4_K_X"], "'Q4_K_X' says"),
+        (["llama-3.1-8b:Q4_K_X"], "'Q4_K_X' is no quantisation"),
         (["bert-base-uncased:Q8_0"], "GGUF file of bert"),
         (["gpt-oss-20b:Q4_K_M"], "gpt-oss-20b:MXFP4"),
         (["llama-3.1-8b:Q4_0", "-ctv", "q4_0", "-fa", "off"], "needs flash_attn"),

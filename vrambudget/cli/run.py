@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="layers on GPUs, the output among them; all; auto (default): as many as fit",
     )
+    parser.add_argument(
+        "--ollama",
+        action="store_true",
+        help="as `ollama run` starts it: Q4_K_M if none is named, its num_ctx and num_batch",
+    )
     add_options(
         parser,
         LlamaCppOptions,
@@ -73,6 +78,13 @@ def run(args: argparse.Namespace) -> int:
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in fields}
     if given.get("n_gpu_layers", 0) is None:
         del given["n_gpu_layers"]
-    found = run_here.run(args.model, gpu=args.gpu, ram=args.ram, context=args.context, **given)
+    found = run_here.run(
+        args.model,
+        gpu=args.gpu,
+        ram=args.ram,
+        context=args.context,
+        ollama=args.ollama,
+        **given,
+    )
     emit(found.to_json() if output == "json" else str(found), args)
     return DONE if found.starts else DOES_NOT_FIT

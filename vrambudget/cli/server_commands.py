@@ -2,7 +2,7 @@
 
     llama-server -m model.gguf -ngl 99      run model.gguf -ngl 99
     llama-cli -hf org/name-GGUF:Q4_K_M      run org/name-GGUF:Q4_K_M
-    ollama run qwen3:8b                     run qwen3:8b
+    ollama run qwen3:8b                     run qwen3:8b --ollama
     vllm serve Qwen/Qwen3-8B                serve Qwen/Qwen3-8B
     python -m sglang.launch_server --model-path M     serve M --engine sglang
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 _STARTS: Mapping[str, tuple[str, ...]] = {
     r"\S*llama-(server|cli|completion|bench)(\.exe)?": ("run",),
-    r"ollama run": ("run",),
+    r"ollama run": ("run", "--ollama"),
     r"vllm serve": ("serve",),
     r"python[\d.]* -m vllm\.entrypoints\.\S+": ("serve",),
     r"sglang serve": ("serve", "--engine", "sglang"),

@@ -8,7 +8,7 @@ and the best that runs), a GGUF file, or a hub's repository of GGUF files ("org/
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from vrambudget.serving.gguf_cards import family_of, header_of, parsed, table_of
 from vrambudget.serving.gguf_known import card_of, known
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header
 from vrambudget.serving.gguf_quants import named
+from vrambudget.serving.ollama import USUAL_KIND, started
 from vrambudget.serving.options import LlamaCppOptions
 from vrambudget.serving.run_here import KINDS, LOWER, Machine, RunChoice, best_of
 from vrambudget.units import parse_bytes
@@ -65,17 +66,18 @@ def run(
     gpu: str | Gpu,
     ram: str | int | None = None,
     context: int | None = None,
+    ollama: bool = False,
     **options: Any,
 ) -> Server:
     """Return what of `model` runs on GPUs and main memory, and how. Raises VramBudgetError.
 
     `ram`: main memory that is free; `context`: tokens of all slots together, by default as many as
-    fit; `options`: llama.cpp's own.
+    fit; `ollama`: as `ollama run` starts it, `context` is its num_ctx; `options`: llama.cpp's own.
     """
     if context is not None and context <= 0:
         raise VramBudgetError(f"context is {context}; it should be 1 token or more")
     parsed = LlamaCppOptions.parse(options)
-    rows, best = choices(model, gpu=gpu, ram=ram, context=context, options=parsed)
+    rows, best = choices(model, gpu=gpu, ram=ram, context=context, options=parsed, as_ollama=ollama)
     text = run_report(best, _on(gpu), rows)
     return Server("llama.cpp", best.fits, run_values(best, rows), text)
 
@@ -93,6 +95,7 @@ def choices(
     ram: str | int | None = None,
     context: int | None = None,
     options: LlamaCppOptions,
+    as_ollama: bool = False,
 ) -> tuple[list[RunChoice], RunChoice]:
     """Return a choice for each file that the model may mean, and the best. Raises VramBudgetError.
 
@@ -106,12 +109,15 @@ def choices(
     machine = Machine(gpus, _ram(ram, gpus), draft, images)
     if "ctx_size" in options.model_fields_set and context is None:
         context = options.ctx_size or None
-    models = models_of(model)
+    models = models_of(model, (USUAL_KIND,) if as_ollama else KINDS + LOWER)
     if options.lora:
         models = (with_adapter(found, Path(options.lora)) for found in models)
     rows: list[RunChoice] = []
     for found in models:
         if len(rows) < len(KINDS) or not any(row.fits for row in rows):
+            if as_ollama:
+                machine.gpus, options = started(found, gpus, options, context)
+                context = options.ctx_size
             rows.append(machine.choice(found, options, context))
     return rows, best_of(rows)
 
@@ -125,8 +131,8 @@ def _ram(ram: str | int | None, gpus: list[Gpu]) -> int | None:
     return parse_bytes(re.sub(r"(?i)(?<=[\d\s])([kmgt])b?\s*$", r"\1iB", ram))
 
 
-def models_of(model: ModelSource) -> Iterator[GgufModel]:
-    """Yield the models that the text may mean: one, or a quantisation each."""
+def models_of(model: ModelSource, kinds: Sequence[str] = KINDS + LOWER) -> Iterator[GgufModel]:
+    """Yield the models that the text may mean: one, or each of `kinds`, if it names no type."""
     if isinstance(model, str | Path) and str(model).endswith(GGUF):
         yield of_file(Path(model))
         return
@@ -143,9 +149,9 @@ def models_of(model: ModelSource) -> Iterator[GgufModel]:
     if is_oss and kind is not None and named(kind) not in {_MXFP4, "F16", "BF16"}:
         raise VramBudgetError(
             f"gpt-oss is published with its experts in MXFP4; {kind} is a recipe of its publisher",
-            hint=f"{name}:MXFP4, or hand in the file: vrambudget run model.gguf --gpu 24GB",
+            hint=f"{name}:MXFP4, or hand in the file: vrambudget run model.gguf --gpu GPU",
         )
-    for each in map(named, (kind,) if kind else (_MXFP4,) if is_oss else KINDS + LOWER):
+    for each in map(named, (kind,) if kind else (_MXFP4,) if is_oss else kinds):
         yield of_header(header_of(table, title, each), f"{title}:{each}")
 
 
@@ -192,5 +198,5 @@ def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
         raise VramBudgetError(
             error.message,
             hint=f"{near or '`vrambudget models` lists names;'} a file says all itself: vrambudget"
-            " run model.gguf --gpu 12GB, and so do org/name-GGUF:Q4_K_M and a config.json",
+            " run model.gguf --gpu GPU, and so do org/name-GGUF:Q4_K_M and a config.json",
         ) from None

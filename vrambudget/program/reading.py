@@ -98,7 +98,7 @@ class _File:
         """Return what `when` or `only` says of jobs."""
         found = self._row(number)[1]
         try:
-            several = found if isinstance(found, list) else [found or {}]
+            several = found if isinstance(found, list) else [{} if found is None else found]
             for each in several if self._word(number) == "only" else [found]:
                 for words in each.values():
                     set(list.copy(words))

@@ -63,7 +63,7 @@ def family_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
             return found
     raise NotModelledError(
         f"the tensors of a GGUF file of {config.get('model_type')} are not modelled",
-        hint="a file says its own: vrambudget run model.gguf --gpu 12GB; by name there is"
+        hint="a file says its own: vrambudget run model.gguf --gpu GPU; by name there is"
         f" {', '.join(sorted(families().keys() - {'base'}))}",
     )
 

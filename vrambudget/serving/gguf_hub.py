@@ -90,7 +90,7 @@ def _read(address: str, what: str, *, span: tuple[int, int] | None = None) -> by
     from urllib.error import HTTPError  # noqa: PLC0415 - slow to import, and rarely needed
     from urllib.request import Request, urlopen  # noqa: PLC0415
 
-    hint = "with a network, or hand in the file: vrambudget run model.gguf --gpu 12GB"
+    hint = "with a network, or hand in the file: vrambudget run model.gguf --gpu GPU"
     if os.environ.get("HF_HUB_OFFLINE") or not address.startswith(("https://", "http://")):
         raise VramBudgetError(f"{what} is on the hub, and HF_HUB_OFFLINE is set", hint=hint)
     headers = {"User-Agent": "vrambudget"}

@@ -97,8 +97,8 @@ def named(name: str) -> str:
     if upper not in _DEFAULTS:
         hint = did_you_mean(upper, _DEFAULTS) or f"there is {', '.join(_DEFAULTS)}"
         raise VramBudgetError(
-            f"what {name!r} says of a file's tensors is not modelled",
-            hint=f"{hint}; a local file says it itself: vrambudget run model.gguf --gpu 12GB",
+            f"{name!r} is no quantisation that is modelled",
+            hint=f"{hint}; a local file says it itself: vrambudget run model.gguf --gpu GPU",
         )
     return upper
 
