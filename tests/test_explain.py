@@ -282,6 +282,13 @@ def test_the_command_refuses_nonsense_with_a_tip(tmp_path, capsys, text):
     assert str(log) in captured.err
 
 
+def test_the_last_message_of_a_log_of_many_is_read():
+    many = "CUDA out of memory\n" * 2**19
+    found = parse_oom(f"{many}{CRASH}")
+    assert found[-1].asked == parse_oom(CRASH)[-1].asked
+    assert found[-1].line == parse_oom(CRASH)[-1].line + 2**19
+
+
 def test_no_messages_is_an_error():
     with pytest.raises(VramBudgetError, match="no message"):
         explain([])

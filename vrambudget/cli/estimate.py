@@ -16,6 +16,7 @@ from vrambudget.cli.output import (
     progress_of,
     wants_colour,
     width,
+    working_on,
 )
 from vrambudget.cli.streams import say
 from vrambudget.config.gpus import on_nodes
@@ -66,9 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the budget. Returns 0 if it fits or no GPU was named, else 1."""
     scenario = _scenario(args)
+    with working_on("tracing the job"):
+        traced = trace_job(scenario)
     if is_picture(args.output):
-        return _draw(scenario, args)
-    traced = trace_job(scenario)
+        return _draw(traced, args)
     emit(_parts(traced, args), args)
     return DOES_NOT_FIT if traced.budget.fits is False else DONE
 
@@ -121,13 +123,12 @@ def _advice(traced: Traced) -> "Advice":
         return advise_on(traced, progress, forks=True)
 
 
-def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
+def _draw(traced: Traced, args: argparse.Namespace) -> int:
     if args.format:
         raise VramBudgetError(
             f"--format {args.format} cannot be combined with the picture {args.output}",
             hint="leave out --format, or give -o another suffix",
         )
-    traced = trace_job(scenario)
     save(traced, args.output)
     say(f"wrote {args.output}")
     return DOES_NOT_FIT if traced.budget.fits is False else DONE

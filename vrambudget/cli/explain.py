@@ -21,7 +21,7 @@ from vrambudget.files import read_file
 from vrambudget.oom.explain import Explanation, explain, phase_of, render_explanation
 from vrambudget.oom.foreign import explain_foreign, render_foreign
 from vrambudget.oom.llama_log import Start, render_start, start_of
-from vrambudget.oom.message import OomMessage, parse_oom
+from vrambudget.oom.message import OomMessage, messages_in, parse_oom
 from vrambudget.oom.with_job import explain_with_job
 from vrambudget.scenario import Scenario, resolve
 
@@ -50,12 +50,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the explanation of `args.log`. Returns 0, or 2 where there is nothing to explain."""
     try:
         text = read_log(args.log)
-        foreign = _foreign(text, args)
-        start = None if _has_messages(text) else start_of(text)
+        messages = messages_in(text)
+        foreign = _foreign(text, messages, args)
+        start = None if messages else start_of(text)
         if foreign is not None or start is not None:
             put("\n\n".join(filter(None, (foreign, _started(start, args, foreign)))) + "\n")
             return DONE
-        messages = parse_oom(text)
+        messages = messages or parse_oom(text)
         scenario = _task(args, messages)
         explanation = explain_with_job(messages, scenario) if scenario else explain(messages)
     except VramBudgetError as error:
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _foreign(text: str, args: argparse.Namespace) -> str | None:
+def _foreign(text: str, messages: Sequence[OomMessage], args: argparse.Namespace) -> str | None:
     """Return the explanation of what others said, None where PyTorch's allocator printed sizes.
 
     MPS has an allocator of its own, whose message has the same words in it; what vLLM says of its
@@ -74,7 +75,8 @@ def _foreign(text: str, args: argparse.Namespace) -> str | None:
     """
     found = explain_foreign(text)
     says_more = found is not None and found.message.startswith(("MPS", "occurred when warming"))
-    if found is None or (not says_more and _has_sizes(text)):
+    has_sizes = any(message.has_numbers for message in messages)
+    if found is None or (not says_more and has_sizes):
         return None
     if args.format == "json":
         return json_text(asdict(found))
@@ -88,18 +90,6 @@ def _started(start: Start | None, args: argparse.Namespace, foreign: str | None)
     if args.format == "text":
         return render_start(start)
     return None if foreign else json_text(start.held)
-
-
-def _has_messages(text: str) -> bool:
-    try:
-        parse_oom(text)
-    except VramBudgetError:
-        return False
-    return True
-
-
-def _has_sizes(text: str) -> bool:
-    return _has_messages(text) and any(message.has_numbers for message in parse_oom(text))
 
 
 def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Scenario | None:

@@ -7,7 +7,7 @@ Not modelled: `rich` tracebacks in boxes, and IPython's before version 8.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -93,7 +93,8 @@ def excerpts(text: str) -> list[tuple[int, str]]:
     """Return the parts of a log that are read, with the number of each one's first line.
 
     That is all of it, but for a log that takes seconds to read: there it is what stands around the
-    words of messages, or around weaker ones, as much as takes a second, from its beginning.
+    words of messages, or around weaker ones, as much as takes a second, from its beginning, and
+    around the last.
     """
     lines = text.count("\n") + text.count("\r")
     if lines < _MOST_LINES and len(text) < _MOST_CHARACTERS:
@@ -102,7 +103,7 @@ def excerpts(text: str) -> list[tuple[int, str]]:
     return _excerpts(text, _MESSAGES) or _excerpts(text, _WORDS)
 
 
-def _excerpts(text: str, words: Iterable[str]) -> list[tuple[int, str]]:
+def _excerpts(text: str, words: Sequence[str]) -> list[tuple[int, str]]:
     found = []
     lines, characters, end, number = _MOST_LINES, _MOST_CHARACTERS, 0, 1
     places = {word: text.find(word) for word in words}
@@ -112,9 +113,12 @@ def _excerpts(text: str, words: Iterable[str]) -> list[tuple[int, str]]:
         found.append((number, text[start:stop]))
         here = text.count("\n", start, stop)
         lines, characters = lines - here - 1, characters - (stop - start)
-        if min(lines, characters) < 0:
-            break
         number, end = number + here, stop
+        if min(lines, characters) < 0:
+            if (last := max(text.rfind(word) for word in words)) >= end:
+                start, stop = _around(text, last, end)
+                found.append((number + text.count("\n", end, start), text[start:stop]))
+            break
         places = {w: at if at >= end else text.find(w, end) for w, at in places.items()}
     return found
 

@@ -143,12 +143,18 @@ class OomMessage:
 
 def parse_oom(text: str) -> list[OomMessage]:
     """Return the messages in `text`, in its order. Raises VramBudgetError where there is none."""
-    found = [m for rank, lines in streams(text).items() for m in _in_stream(rank, lines)]
+    found = messages_in(text)
     if not found:
         lines = text.count("\n") + (text[-1:] not in ("", "\n"))
         raise VramBudgetError(
             f"no CUDA out-of-memory message found (lines read: {lines})", hint=_hint(text)
         )
+    return found
+
+
+def messages_in(text: str) -> list[OomMessage]:
+    """Return the messages in `text`, in its order; empty where there is none."""
+    found = [m for rank, lines in streams(text).items() for m in _in_stream(rank, lines)]
     return sorted(found, key=lambda message: message.line)
 
 
