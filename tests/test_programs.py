@@ -264,6 +264,12 @@ def test_what_some_programs_have_alone_stands_under_only():
         ),
         (lambda text: re.sub(r"\nwhen .*", '\nwhen ""', text, count=1), "which it never is"),
         (
+            lambda text: re.sub(
+                r"\nwhen (.*)}", r'\nwhen \1, "transformers": ["5"]}', text, count=1
+            ),
+            "which it never is",
+        ),
+        (
             lambda text: re.sub(r'("t\d+"), "=batch"', r'\1, "batch"', text, count=1),
             "do not fit together",
         ),

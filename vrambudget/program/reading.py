@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from vrambudget.bounded import check
+from vrambudget.config.versions import as_numbers
 from vrambudget.errors import VramBudgetError
 from vrambudget.expressions import LARGEST, formula, names_in
 from vrambudget.program.form import (
@@ -102,6 +103,8 @@ class _File:
             for each in several if self._word(number) == "only" else [found]:
                 for words in each.values():
                     set(list.copy(words))
+                for version in each.get("transformers", ()):
+                    as_numbers(version)
         except MISFITS:
             raise _unreadable(self._texts[number - 1], number, self._where) from None
         return found
