@@ -28,8 +28,6 @@ OWN = {
     "compiled/cache.py": "this package's own code, for a digest",
     "compiled/inductor.py": "code that Inductor wrote in this process",
     "compiled/process.py": "the pipe to its parent",
-    "config/foreign/tables.py": "this package's own tables",
-    "config/foreign/trainers.py": "this package's own tables",
     "cudnn/answers.py": "this package's own table",
     "measure/runner.py": "the job that its parent wrote, in its own process",
     "planner/site.py": "this package's own files",
@@ -39,7 +37,6 @@ OWN = {
     "rehearse/stub_libraries.py": "this package's own C sources, for a digest",
     "rehearse/supervisor.py": "/proc, and runs without this package",
     "rehearse/workplace.py": "a lock",
-    "report/html.py": "this package's own style sheet",
 }
 """Files that open something by themselves, and what."""
 

@@ -15,36 +15,9 @@ from vrambudget.cli import DONE
 from vrambudget.cli.parser import COMMANDS, DEFAULT, Parser, parser_of
 from vrambudget.cli.streams import put
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import text_beside
 
-_BASH = """\
-_vrambudget() {
-    local IFS=$'\\n'
-    COMPREPLY=($(vrambudget completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-}
-complete -o default -o nosort -F _vrambudget vrambudget
-"""
-_ZSH = """\
-_vrambudget() {
-    local -a found
-    found=(${(f)"$(vrambudget completion --words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
-    if (( ${#found} )); then compadd -U -a found; else _files; fi
-}
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
-compdef _vrambudget vrambudget
-"""
-_FISH = """\
-function __vrambudget_words
-    set -l words (commandline -opc) (commandline -ct)
-    set -l found (vrambudget completion --words $words[2..] 2>/dev/null)
-    if test (count $found) -gt 0
-        string join \\n $found
-    else
-        __fish_complete_path (commandline -ct)
-    end
-end
-complete -c vrambudget -f -a '(__vrambudget_words)'
-"""
-SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+SHELLS = {shell: text_beside(__file__, f"completion.{shell}") for shell in ("bash", "zsh", "fish")}
 _GPU = "--gpu"
 
 

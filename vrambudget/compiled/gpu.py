@@ -16,11 +16,10 @@ from unittest.mock import patch
 import torch
 
 from vrambudget.compiled.private import device_interface
+from vrambudget.config.architectures import limits_of
 from vrambudget.engine.context import Platform
 
-_SHARED_MEMORY = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227}
 _AMPERE = 8
-_LARGEST_SHARED_MEMORY = 99  # KiB that a block may ask for; CUDA C++ Programming Guide
 
 
 @contextmanager
@@ -41,7 +40,7 @@ def named(platform: Platform) -> Iterator[None]:
 
 def _properties(platform: Platform) -> Any:
     major, minor = platform.compute_capability
-    shared = _SHARED_MEMORY.get((major, minor), _LARGEST_SHARED_MEMORY) * 1024
+    shared = limits_of(platform.compute_capability).shared_per_block
     return SimpleNamespace(
         name="CUDA card",
         type="cuda",

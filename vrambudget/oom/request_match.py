@@ -22,9 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vrambudget.oom.message import Printed
-
-_MIB = 2**20
-_BLOCK = 512
+from vrambudget.tape.segment_sizes import UNIT_BITS, segment_size, units
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +44,7 @@ class Match:
 
 def segment_bytes(requested: int) -> int:
     """Return the size of the segment that PyTorch requests from the driver to serve a request."""
-    size = -(-max(requested, 1) // _BLOCK) * _BLOCK
-    if size <= _MIB:
-        return 2 * _MIB
-    if size < 10 * _MIB:
-        return 20 * _MIB
-    return -(-size // (2 * _MIB)) * 2 * _MIB
+    return segment_size(units(requested)) << UNIT_BITS
 
 
 def match_request(printed: Printed, candidates: Iterable[Request]) -> tuple[Match, ...]:

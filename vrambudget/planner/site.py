@@ -16,12 +16,12 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
 
 from vrambudget.config.cards import cards_folder
 from vrambudget.errors import VramBudgetError
-from vrambudget.files import write_file
+from vrambudget.files import text_beside, write_file
 from vrambudget.planner.answers import choices
 from vrambudget.report.html import beside, style
 
@@ -31,6 +31,7 @@ _RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib
 _LOCK = "pyodide-lock.json"
 _SCRIPTS = ("drag.js", "plan.js", "planner.js")
 _PACKAGE = Path(__file__).parents[1]
+_text = partial(text_beside, __file__)
 
 
 def write_site(folder: Path, *, pyodide: Path | None = None) -> None:
@@ -88,7 +89,3 @@ def _copy_runtime(source: Path, target: Path) -> None:
     for name in (*_RUNTIME, _LOCK):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
-
-
-def _text(name: str) -> str:
-    return files("vrambudget.planner").joinpath(name).read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
 """What stands before a training command: `env A=1`, `uv run`, `mpirun -n 8`, `srun --ntasks 8`.
 
-Each is taken off by its own options, of which those are known that the programs' manuals list:
-`uv help run`, mpirun(1) of Open MPI 5, mpiexec of MPICH 4 (Hydra), srun(1) of Slurm 24. One that is
-not known is refused, because whether it takes a word decides where the command begins.
+Each is taken off by its own options, of which those are known that the programs' manuals list
+(`launcher_options.toml`). One that is not known is refused, because whether it takes a word decides
+where the command begins.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,47 +11,12 @@ from itertools import dropwhile
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.files import RESULT_BYTES, read_file
+from vrambudget.files import RESULT_BYTES, read_file, toml_beside
 from vrambudget.units import whole_number
 
-_UV = (
-    "--extra --no-extra --group --no-group --only-group --env-file --with --with-editable"
-    " --with-requirements --index --default-index -i --index-url --extra-index-url -f --find-links"
-    " -P --upgrade-package --reinstall-package --refresh-package --index-strategy --prerelease"
-    " --resolution --fork-strategy --exclude-newer --link-mode -C --config-setting --cache-dir -w"
-    " -p --python --python-platform --color --directory --project --config-file --package"
-)
-_UV_FLAGS = (
-    "--all-extras --no-dev --only-dev --no-default-groups --all-groups --no-env-file --isolated"
-    " --active --no-sync --locked --frozen --exact --all-packages --no-project --no-index -U"
-    " --upgrade --reinstall --no-build --no-binary --no-sources --compile-bytecode -n --no-cache"
-    " --refresh --managed-python --no-managed-python --no-python-downloads -q --quiet -v --verbose"
-    " --native-tls --offline --no-progress --no-config -m --module"
-)
-_MPI = (
-    "-n -np --np -c -N -npernode --npernode -ppn -x -H -host --host -hosts --hosts -f -hostfile"
-    " --hostfile -machinefile --machinefile -bind-to --bind-to -map-by --map-by -rank-by --rank-by"
-    " -wdir --wdir -wd -iface -launcher -prefix --prefix -output --output -timeout --timeout"
-)
-_MPI_TWO = "-mca --mca -gmca --gmca -pmixmca --pmixmca -prtemca --prtemca -env -genv"
-_MPI_FLAGS = (
-    "--allow-run-as-root -allow-run-as-root --oversubscribe -oversubscribe --report-bindings"
-    " --tag-output -tag-output --timestamp-output -q --quiet -v --verbose -l -prepend-rank -genvall"
-    " -envall -envnone -genvnone --display-map --nooversubscribe --bind-to-none --use-hwthread-cpus"
-)
-_SRUN = (
-    "-n --ntasks -N --nodes --ntasks-per-node --ntasks-per-gpu --gres -G --gpus --gpus-per-node"
-    " --gpus-per-task --gpu-bind --gpus-per-socket -c --cpus-per-task --cpus-per-gpu --mem"
-    " --mem-per-gpu --mem-per-cpu -p --partition -A --account -J --job-name -t --time -w --nodelist"
-    " -x --exclude -o --output -e --error -i --input -D --chdir -C --constraint -q --qos --export"
-    " --jobid --mpi --distribution -m -r --relative --container-image --container-mounts"
-    " --container-workdir --container-name --reservation --threads-per-core --wait -W --nice"
-)
-_SRUN_FLAGS = (
-    "-l --label -u --unbuffered --exclusive --overlap -v --verbose -Q --quiet -K -k --no-kill -E"
-    " --preserve-env --kill-on-bad-exit --pty -O --overcommit -s --oversubscribe -X"
-    " --disable-status -H --hold --exact --no-container-mount-home --container-writable"
-)
+_OPTIONS = toml_beside(__file__, "launcher_options.toml")
+_WORDS = {"flags": 0, "values": 1, "pairs": 2}
+"""How many words an option takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +74,7 @@ def _env(found: Inner) -> Inner:
 
 def _uv(found: Inner) -> Inner:
     """Keep uv before the command, which it runs in its project's environment."""
-    _, rest = _options(found.command[2:], "uv run", _UV, _UV_FLAGS)
+    _, rest = _options(found.command[2:], "uv run", "uv")
     before = found.command[: len(found.command) - len(rest)]
     if before[-1] in ("-m", "--module"):
         before, rest = before[:-1], ("python", "-m", *rest)
@@ -131,7 +96,7 @@ def _check_dependencies(script: Path) -> None:
 
 def _mpirun(found: Inner) -> Inner:
     program = Path(found.command[0]).name
-    options, rest = _options(found.command[1:], program, _MPI, _MPI_FLAGS, two=_MPI_TWO)
+    options, rest = _options(found.command[1:], program, "mpi")
     ranks = _number(program, options, "n", "np", "c")
     each = _number(program, options, "npernode", "N", "ppn") or ranks
     if ranks is None:
@@ -149,7 +114,7 @@ def _mpirun(found: Inner) -> Inner:
 
 
 def _srun(found: Inner, environment: Mapping[str, str]) -> Inner:
-    options, rest = _options(found.command[1:], "srun", _SRUN, _SRUN_FLAGS)
+    options, rest = _options(found.command[1:], "srun", "srun")
     names = ("SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
     given = [whole_number(environment.get(name, "")) for name in names]
     nodes = _number("srun", options, "N", "nodes") or given[0] or 1
@@ -173,11 +138,12 @@ def _number(program: str, options: Mapping[str, list[str]], *names: str) -> int 
 
 
 def _options(
-    words: Sequence[str], program: str, values: str, flags: str, two: str = ""
+    words: Sequence[str], program: str, kind: str
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """Return the options, by name without dashes, and what follows them."""
-    takes = dict.fromkeys(values.split(), 1) | dict.fromkeys(flags.split(), 0)
-    takes |= dict.fromkeys(two.split(), 2)
+    takes = {
+        name: _WORDS[group] for group, names in _OPTIONS[kind].items() for name in names.split()
+    }
     found: dict[str, list[str]] = {}
     left = list(words)
     while left and left[0].startswith("-"):

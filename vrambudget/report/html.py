@@ -1,18 +1,20 @@
 """One self-contained page: verdict, breakdown, the timeline of the steps, every part counted.
 
-The page needs no network and, but for pointing at moments of the timeline, no script. `page.css`
-and `page.js` lie beside this file and are put into it whole. The planner shows the same sections.
+The page needs no network and, but for pointing at moments of the timeline, no script. `page.html`
+beside this file is its frame; `page.css` and `page.js` are put into it whole. The planner shows the
+same sections.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.resources import files
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vrambudget import __version__
 from vrambudget.budget import Budget
 from vrambudget.escaping import escape
 from vrambudget.estimator import Traced
+from vrambudget.files import text_beside
 from vrambudget.report.bar import Piece, bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS, css, slug, stacked
 from vrambudget.report.ledger import Ledger, ledger
@@ -24,26 +26,8 @@ from vrambudget.units import bytes_in
 if TYPE_CHECKING:
     from vrambudget.planning.advised import Advice
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-<script type="application/json" id="curve">{data}</script>
-<script>{script}
-const curve = JSON.parse(document.getElementById("curve").textContent);
-if (curve) timeline(curve);</script>
-</body>
-</html>
-"""
+beside = partial(text_beside, __file__)
+"""Returns the text of a file that lies beside this one."""
 
 
 def page(traced: Traced) -> str:
@@ -58,7 +42,7 @@ def page(traced: Traced) -> str:
 
 def document(title: str, body: str, data: str, made: str) -> str:
     """Return a page of these sections; `data` is JSON for its script, `made` says by whom."""
-    return _PAGE.format(
+    return beside("page.html").format(
         title=escape(title),
         style=style(),
         body=f"{body}\n<footer>{escape(made)}; no GPU was used.</footer>",
@@ -83,11 +67,6 @@ def plot_of(traced: Traced) -> tuple[str, str]:
 def style() -> str:
     """Return the page's style sheet."""
     return css([*COLOURS.items(), *OTHERS.items()]) + beside("page.css")
-
-
-def beside(name: str) -> str:
-    """Return the text of a file that lies beside this one."""
-    return files("vrambudget.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _headline(budget: Budget, lines: Ledger) -> str:

@@ -132,15 +132,30 @@ class OneOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
-    """What decides no memory; a `flag` of a command line takes no value but true or false."""
-
-    flag: bool = False
+class _Silent:
+    """What says nothing of a job on one GPU."""
 
     def translate(self, value: Any) -> Translation:
         """Return nothing."""
         del value
         return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored(_Silent):
+    """What decides no memory; a `flag` of a command line takes no value but true or false."""
+
+    flag: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyRanks(_Silent):
+    """What only several GPUs have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model(_Silent):
+    """The model's name: who reads a file takes the model from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +182,6 @@ class Uncounted:
 
 
 @dataclass(frozen=True, slots=True)
-class OnlyRanks:
-    """What only several GPUs have."""
-
-    def translate(self, value: Any) -> Translation:
-        """Return nothing: one GPU is estimated."""
-        del value
-        return NOTHING
-
-
-@dataclass(frozen=True, slots=True)
 class MultiGpuOnly:
     """What a key says where there are several GPUs; of one it says nothing."""
 
@@ -185,16 +190,6 @@ class MultiGpuOnly:
     def translate(self, value: Any) -> Translation:
         """Return what the value means of several GPUs."""
         return self.of.translate(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The model's name."""
-
-    def translate(self, value: Any) -> Translation:
-        """Return nothing: who reads a file takes the model from it."""
-        del value
-        return NOTHING
 
 
 Meaning = Same | Sizes | Switch | OneOf | Ignored | Uncounted | OnlyRanks | MultiGpuOnly | Model

@@ -13,7 +13,6 @@ ignored, flags, ranks            keys apart by spaces: Ignored, those without a 
 base = ["training_arguments"]    files whose tables this one goes on from
 """
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -32,6 +31,7 @@ from vrambudget.config.foreign.meanings import (
     of_ranks,
     several,
 )
+from vrambudget.files import toml_beside
 
 TABLES = Path(__file__).parent / "tables"
 _SWITCH = {"on", "off", "assumed", "said"}
@@ -40,7 +40,7 @@ _SWITCH = {"on", "off", "assumed", "said"}
 @cache
 def read_file(name: str) -> Mapping[str, Any]:
     """Return what a tool's file holds."""
-    return tomllib.loads((TABLES / f"{name}.toml").read_bytes().decode())
+    return toml_beside(__file__, f"tables/{name}.toml")
 
 
 @cache

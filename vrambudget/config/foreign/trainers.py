@@ -12,7 +12,6 @@
     [targets] pipelines = "..." modules that take adapters
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +19,7 @@ from typing import Any
 
 from vrambudget.config.foreign.formats import Format
 from vrambudget.config.foreign.meanings import Several, ignored
-from vrambudget.config.foreign.tables import TABLES, table_of
+from vrambudget.config.foreign.tables import TABLES, read_file, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,12 @@ def _one(stated: list[Any]) -> Any:
 def trainers() -> tuple[Trainer, ...]:
     """Return all trainers."""
     return tuple(
-        _trainer(tomllib.loads(path.read_text(encoding="utf-8")))
+        _trainer(read_file(f"trainers/{path.stem}"))
         for path in sorted((TABLES / "trainers").iterdir())
     )
 
 
-def _trainer(own: dict[str, Any]) -> Trainer:
+def _trainer(own: Mapping[str, Any]) -> Trainer:
     table = {**table_of(own), **ignored(" ".join(own.get("files", ())))}
     known = Format(
         own["name"],
