@@ -6,7 +6,7 @@ to do next) or None. Comparisons are exact where the arithmetic decides.
 Not modelled: other allocators than PyTorch's, unified memory (Jetson, GH200).
 """
 
-from vrambudget.oom.scene import SMALLER, Finding, Scene
+from vrambudget.oom.scene import Finding, Scene, finding
 from vrambudget.units import format_bytes
 
 # A bare CUDA context was measured at 0.13 GiB (RTX A2000) to 0.71 GiB (RTX 5090), above 1 GB only
@@ -19,15 +19,7 @@ def no_numbers(scene: Scene) -> Finding | None:
     """Detect an error of the driver, which has no numbers."""
     if scene.message.has_numbers:
         return None
-    return Finding(
-        "The driver ran out of memory, not PyTorch's allocator",
-        f"A '{scene.message.backend} error: out of memory' has no numbers: something outside "
-        "PyTorch's own pool asked the driver for memory (the CUDA context itself, a library's "
-        "handle, a CUDA graph, pinned host memory), usually on a GPU that is already full. The "
-        "error may be raised at a later line than that of the call that failed.",
-        step="look at `nvidia-smi` for other processes on the GPU; run once with "
-        "CUDA_LAUNCH_BLOCKING=1 to see the line that failed; on WSL2 try pin_memory=False",
-    )
+    return finding("no_numbers", backend=scene.message.backend)
 
 
 def own_limit(scene: Scene) -> Finding | None:
@@ -35,13 +27,7 @@ def own_limit(scene: Scene) -> Finding | None:
     allowed, free = scene.message.allowed, scene.ledger.free
     if allowed is None or free is None or scene.asked > free:
         return None
-    return Finding(
-        "A limit that the program set, not the GPU",
-        f"{format_bytes(free)} of the GPU was free, but PyTorch was limited to {allowed.text} "
-        "(torch.cuda.set_per_process_memory_fraction) and had used that up.",
-        allowed.bytes,
-        "raise the fraction given to torch.cuda.set_per_process_memory_fraction",
-    )
+    return finding("own_limit", allowed.bytes, free=free, allowed=allowed.text)
 
 
 def spilled(scene: Scene) -> Finding | None:
@@ -49,14 +35,7 @@ def spilled(scene: Scene) -> Finding | None:
     held, capacity = scene.ledger.allocated, scene.ledger.capacity
     if not scene.ledger.spilled or held is None or capacity is None:
         return None
-    return Finding(
-        "More was already in use than the GPU has",
-        f"PyTorch had {format_bytes(held)} on a GPU with {format_bytes(capacity)}: when the GPU is "
-        "full, the Windows driver uses RAM, which is slow, until that runs out too. The job needs "
-        "more than the GPU has.",
-        held - capacity,
-        "plan for the GPU's own capacity; the driver's 'Sysmem Fallback Policy' can be turned off",
-    )
+    return finding("spilled", held - capacity, held=held, capacity=capacity)
 
 
 def fragmented(scene: Scene) -> Finding | None:
@@ -64,17 +43,10 @@ def fragmented(scene: Scene) -> Finding | None:
     cached, free, left = scene.ledger.cached, scene.ledger.free, _left(scene)
     if cached is None or free is None or left is None or scene.asked <= free or _is_full(scene):
         return None
-    with_free = "" if scene.asked <= cached else f" and the {format_bytes(free)} that was free"
-    return Finding(
-        "Fragmentation: enough memory, but in pieces",
-        f"PyTorch held {format_bytes(cached)} that no tensor used. In one piece, that"
-        f"{with_free} would have served the request and left {format_bytes(left)}. PyTorch had "
-        "already returned every segment that was wholly free, so what is left lies between "
-        "tensors that are still alive.",
-        cached,
-        f"set {scene.alloc_conf}=expandable_segments:True before the program starts (Linux, torch "
-        "2.1 or newer; 2.9 reads this name, not PYTORCH_ALLOC_CONF; before 2.1 try "
-        "max_split_size_mb:512)",
+    and_free = "" if scene.asked <= cached else f" and the {format_bytes(free)} that was free"
+    variable = scene.alloc_conf
+    return finding(
+        "fragmented", cached, cached=cached, and_free=and_free, left=left, variable=variable
     )
 
 
@@ -83,13 +55,7 @@ def full_gpu(scene: Scene) -> Finding | None:
     left = _left(scene)
     if left is None or not _is_full(scene):
         return None
-    return Finding(
-        "The GPU is full",
-        f"With every free byte in one piece the request would have fit, but it would have left "
-        f"only {format_bytes(left)}: the next one would have failed.",
-        left,
-        SMALLER,
-    )
+    return finding("full_gpu", left, left=left)
 
 
 def too_big(scene: Scene) -> Finding | None:
@@ -99,14 +65,9 @@ def too_big(scene: Scene) -> Finding | None:
         return None
     ideal = ["the GPU to itself"] * bool(elsewhere) + ["no fragmentation"] * bool(cached)
     short = scene.asked - free - cached - elsewhere
-    even = f" Even with {' and '.join(ideal)} it would have been {format_bytes(short)} short."
-    return Finding(
-        "Too big for what the GPU had left",
-        f"{format_bytes(scene.asked)} was requested and {format_bytes(free)} was free: "
-        f"{format_bytes(scene.asked - free)} is missing.{even if ideal else ''}",
-        short,
-        SMALLER,
-    )
+    even: dict[str, int | str] = {"ideal": " and ".join(ideal), "short": short} if ideal else {}
+    missing = scene.asked - free
+    return finding("too_big", short, asked=scene.asked, free=free, missing=missing, **even)
 
 
 def room_was_free(scene: Scene) -> Finding | None:
@@ -114,14 +75,7 @@ def room_was_free(scene: Scene) -> Finding | None:
     free = scene.ledger.free
     if free is None or scene.message.allowed or not 0 < scene.asked <= free or _is_full(scene):
         return None
-    return Finding(
-        "The GPU had enough free memory",
-        f"{format_bytes(free)} was free when the message was written. Either another process took "
-        "memory and released it in between, or the driver refused for another reason (it reserves "
-        "some on Windows and WSL2; integrated GPUs limit what one process may have).",
-        free,
-        "try again with no other process on the GPU; on WSL2 and integrated GPUs check the limits",
-    )
+    return finding("room_was_free", free, free=free)
 
 
 def shared_gpu(scene: Scene) -> Finding | None:
@@ -129,21 +83,13 @@ def shared_gpu(scene: Scene) -> Finding | None:
     others, free = scene.ledger.others, scene.ledger.free or 0
     if others is None:
         return None
-    missing = scene.asked - free
-    decisive = 0 < missing <= others
+    decisive = 0 < scene.asked - free <= others
     if not decisive and others < _LARGE_CONTEXT:
         return None
     named = [u for u in scene.message.processes if u.pid != scene.ledger.own_pid]
-    names = ", ".join(f"process {use.pid}: {use.used.text}" for use in named)
-    verdict = "Without them the request would have fit." if decisive else ""
-    return Finding(
-        "Other processes use this GPU",
-        f"{format_bytes(others)} of it is neither free nor this process's"
-        f"{f' ({names})' if names else ''}. {verdict}".strip(),
-        others,
-        "check `nvidia-smi`: stop what is left over from earlier runs (notebooks!), or select "
-        "another GPU with CUDA_VISIBLE_DEVICES",
-    )
+    uses = ", ".join(f"process {use.pid}: {use.used.text}" for use in named)
+    names = f" ({uses})" if uses else ""
+    return finding("shared_gpu", others, *["decisive"] * decisive, others=others, names=names)
 
 
 def unnamed_use(scene: Scene) -> Finding | None:
@@ -153,15 +99,7 @@ def unnamed_use(scene: Scene) -> Finding | None:
         return None
     cache = "" if scene.ledger.cached is not None else " PyTorch's cache (not in this message),"
     decisive = free < scene.asked <= free + _elsewhere(scene)
-    verdict = " Without that the request would have fit." if decisive else ""
-    return Finding(
-        "Much of the GPU is in use outside PyTorch's tensors",
-        f"{format_bytes(unnamed)} is neither free nor allocated by PyTorch. A CUDA context takes "
-        f"0.1 to 0.7 GiB of that; the rest is{cache} other processes, or libraries such as NCCL."
-        f"{verdict}",
-        unnamed,
-        "check `nvidia-smi` for other processes on the GPU",
-    )
+    return finding("unnamed_use", unnamed, *["decisive"] * decisive, unnamed=unnamed, cache=cache)
 
 
 def outside_pytorch(scene: Scene) -> Finding | None:
@@ -169,15 +107,7 @@ def outside_pytorch(scene: Scene) -> Finding | None:
     outside = scene.ledger.outside
     if outside is None or scene.ledger.cached is None or outside < _LARGE_CONTEXT:
         return None
-    return Finding(
-        "This process uses much memory outside PyTorch's allocator",
-        f"{format_bytes(outside)} of it is not PyTorch's. A CUDA context takes 0.1 to 0.7 GiB; the "
-        "rest belongs to libraries (NCCL's buffers grow with the number of communicators, other "
-        "frameworks reserve the whole GPU).",
-        outside,
-        "look for a second framework (TensorFlow, JAX, vLLM) in the process, and for process "
-        "groups that are not needed",
-    )
+    return finding("outside_pytorch", outside, outside=outside)
 
 
 def cuda_graphs(scene: Scene) -> Finding | None:
@@ -185,25 +115,15 @@ def cuda_graphs(scene: Scene) -> Finding | None:
     pools = scene.message.private_pools
     if pools is None or pools.bytes < scene.asked:
         return None
-    return Finding(
-        "CUDA graphs keep memory for themselves",
-        f"{pools.text} is free in private pools, where only the graphs can use it; the message "
-        "counts it as allocated.",
-        pools.bytes,
-        'capture fewer shapes, or compile without mode="reduce-overhead"',
-    )
+    return finding("cuda_graphs", pools.bytes, free=pools.text)
 
 
 def seen_from_a_container(scene: Scene) -> Finding | None:
     """Detect that 'Process N' is the process itself."""
     if scene.ledger.own_pid is None:
         return None
-    return Finding(
-        f"'Process {scene.ledger.own_pid}' is most likely this process itself",
-        "It uses what PyTorch reserved and a context. In a container a process has a different id "
-        "from the one that the driver knows, so the message lists it as another process.",
-        scene.ledger.this_process,
-    )
+    pid = str(scene.ledger.own_pid)
+    return finding("seen_from_a_container", scene.ledger.this_process, pid=pid)
 
 
 def _left(scene: Scene) -> int | None:

@@ -8,8 +8,7 @@ Not modelled: which name in the user's code holds a tensor.
 
 from itertools import pairwise
 
-from vrambudget.oom.scene import SMALLER, Finding, Scene
-from vrambudget.units import format_bytes
+from vrambudget.oom.scene import Finding, Scene, finding
 
 _LARGEST_SHARED_SEGMENT = 20 * 2**20  # a request printed as this or less may be any small tensor
 _READINGS = 3  # two in a row may rise by chance
@@ -22,14 +21,14 @@ def named_request(scene: Scene) -> Finding | None:
         return None
     first = scene.matches[0]
     same = [m.request for m in scene.matches if m.how == first.how]
-    names = list(dict.fromkeys(f"{r.description} ({r.phase})" for r in same))
-    rounding = "" if first.how == "exact" else ", rounded up by the allocator"
-    return Finding(
-        f"The request: {names[0]}",
-        f"{first.request.bytes:,} bytes{rounding}."
-        + (f" Others of this size: {', '.join(names[1:])}." if names[1:] else ""),
-        first.request.bytes,
-    )
+    name, *others = dict.fromkeys(f"{r.description} ({r.phase})" for r in same)
+    names = {
+        "name": name,
+        "exact": f"{first.request.bytes:,}",
+        "rounding": "" if first.how == "exact" else ", rounded up by the allocator",
+        **({"others": ", ".join(others)} if others else {}),
+    }
+    return finding("named_request", first.request.bytes, **names)
 
 
 def second_copy(scene: Scene) -> Finding | None:
@@ -41,34 +40,20 @@ def second_copy(scene: Scene) -> Finding | None:
     sure = bool(scene.matches) and scene.resident_bytes is not None
     if rest < scene.asked or (not sure and rest >= 2 * scene.asked):
         return None
-    loop = "the evaluation loop" if scene.phase == "evaluation" else "a loop"
-    how = (
-        f"{loop} with `out = model(x)` keeps the last iteration's result until the name is "
-        "rebound, which happens after the new one was created. Dropped earlier, it would have "
-        "made room for the new one."
-    )
-    return Finding(
-        "The last iteration's result is still held" if sure else "A second one may still be held",
-        (_held(scene, allocated, rest) if sure else _may_be_held(allocated)) + how,
+    evaluates = scene.phase == "evaluation"
+    loop = "the evaluation loop" if evaluates else "a loop"
+    if not sure:
+        return finding("may_be_held", scene.asked, allocated=allocated, loop=loop)
+    return finding(
+        "still_held",
         scene.asked,
-        "drop the result before the next one is created (`del logits` at the end of the loop's "
-        "body), or return only the loss",
-    )
-
-
-def _held(scene: Scene, allocated: int, rest: int) -> str:
-    activations = " Without gradients, forward keeps nothing else." * (scene.phase == "evaluation")
-    return (
-        f"Of the {format_bytes(allocated)} allocated, {format_bytes(allocated - rest)} is what the "
-        f"job holds in any case.{activations} The other {format_bytes(rest)} has room for "
-        f"{rest // scene.asked} more of {scene.matches[0].request.description}: "
-    )
-
-
-def _may_be_held(allocated: int) -> str:
-    return (
-        f"The {format_bytes(allocated)} allocated may hold another tensor of the size that was "
-        "requested: "
+        allocated=allocated,
+        resident=allocated - rest,
+        activations=" Without gradients, forward keeps nothing else." * evaluates,
+        rest=rest,
+        count=f"{rest // scene.asked}",
+        request=scene.matches[0].request.description,
+        loop=loop,
     )
 
 
@@ -77,14 +62,8 @@ def growing(scene: Scene) -> Finding | None:
     sizes = scene.history
     if len(sizes) < _READINGS or any(now <= before for before, now in pairwise(sizes)):
         return None
-    return Finding(
-        "Allocated memory grows: something is kept from each iteration",
-        f"From {format_bytes(sizes[0])} to {format_bytes(sizes[-1])} in {len(sizes)} readings. "
-        "Typical causes: a loss that is accumulated with its graph, outputs that are collected on "
-        "the GPU, hooks, or growing inputs.",
-        sizes[-1] - sizes[0],
-        "keep numbers, not tensors: `total += loss.item()`, `outputs.append(out.detach().cpu())`",
-    )
+    first, *_, last = sizes
+    return finding("growing", last - first, first=first, last=last, readings=f"{len(sizes)}")
 
 
 def late(scene: Scene) -> Finding | None:
@@ -92,14 +71,7 @@ def late(scene: Scene) -> Finding | None:
     step = scene.message.step
     if step is None or step < _STEADY_STEP:
         return None
-    return Finding(
-        f"It did not fail at once: the log was at step {step:,}",
-        "With inputs of one size, a training loop's peak is reached by its second step. So either "
-        "something is kept from step to step, or this input was longer than those before, or "
-        "another phase (evaluation, saving, sampling) began.",
-        step="log torch.cuda.memory_allocated() and the input's shape at each step: a slope is a "
-        "leak, a jump is a long batch (sort or truncate by length)",
-    )
+    return finding("late", step=f"{step:,}")
 
 
 def beyond_the_gpu(scene: Scene) -> Finding | None:
@@ -108,10 +80,6 @@ def beyond_the_gpu(scene: Scene) -> Finding | None:
     largest = max(scene.requests, key=lambda request: request.bytes, default=None)
     if capacity is None or largest is None or largest.bytes <= capacity:
         return None
-    return Finding(
-        "Later the job would request more than the whole GPU",
-        f"{largest.description} ({largest.phase}) is {format_bytes(largest.bytes)}; the GPU has "
-        f"{format_bytes(capacity)}.",
-        largest.bytes,
-        SMALLER,
-    )
+    request = f"{largest.description} ({largest.phase})"
+    sizes = {"largest": largest.bytes, "capacity": capacity}
+    return finding("beyond_the_gpu", largest.bytes, request=request, **sizes)

@@ -35,7 +35,7 @@ class KnownMessage:
         """Return what happened, and what to do."""
         found = {name: joined(text) for name, text in hit.groupdict().items() if text}
         names = {**found, **self.derive(found)}
-        return " ".join(_said(self.what, names)), tuple(_said(self.steps, names))
+        return " ".join(said(self.what, names)), tuple(said(self.steps, names))
 
 
 @cache
@@ -62,7 +62,7 @@ def _message(values: Mapping[str, Any], lists: Mapping[str, list[str]]) -> Known
     )
 
 
-def _said(sentences: Iterable[str], names: Names) -> Iterator[str]:
+def said(sentences: Iterable[str], names: Names) -> Iterator[str]:
     """Yield the sentences whose names are all known, with what these stand for."""
     for sentence in sentences:
         if {name for _, name, _, _ in Formatter().parse(sentence) if name} <= names.keys():

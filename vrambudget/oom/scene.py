@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 
+from vrambudget.files import toml_beside
 from vrambudget.oom.gpu_ledger import GpuLedger
+from vrambudget.oom.known import said
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Match, Request
+from vrambudget.units import format_bytes
 
-SMALLER = (
-    "lower the batch (and accumulate gradients), shorten the sequences, or checkpoint activations; "
-    "`vrambudget fit` finds the largest batch that fits"
-)
+_SAID = toml_beside(__file__, "findings.toml")
+_SHARED = _SAID.pop("shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,23 @@ class Finding:
     text: str
     bytes: int | None = None
     step: str = ""
+
+
+def finding(key: str, nbytes: int | None = None, /, *also: str, **given: int | str) -> Finding:
+    """Return what `findings.toml` says under a key, with the sentences that are named `also`.
+
+    `given`: what its names stand for, texts, or sizes in bytes.
+    """
+    own = _SAID[key]
+    names = {k: x if isinstance(x, str) else format_bytes(x) for k, x in given.items()}
+    what = (_whole(each) for each in (*own["what"], *(own[each] for each in also)))
+    title, step = own["title"].format_map(names), _whole(own.get("step", "")).format_map(names)
+    return Finding(title, " ".join(said(what, names)), nbytes, step)
+
+
+def _whole(text: str) -> str:
+    """Return a text, or the one that several say."""
+    return str(_SHARED[text[1:]]) if text.startswith("@") else text
 
 
 @dataclass(frozen=True, slots=True)

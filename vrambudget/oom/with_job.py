@@ -16,7 +16,7 @@ from vrambudget.oom.explain import Explanation, explain
 from vrambudget.oom.gpu_ledger import GpuLedger
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Request, match_request
-from vrambudget.oom.scene import Finding
+from vrambudget.oom.scene import Finding, finding
 from vrambudget.planning.advice import advise_on
 from vrambudget.planning.advised import Advice
 from vrambudget.planning.tensors import describe, held
@@ -114,14 +114,8 @@ def _unlike(asking: _Asking, message: OomMessage) -> Finding | None:
     """Report that the job that ran held more or less than the one described."""
     if message.allocated is None or _off(asking, message) * _NEAR <= asking.alive_bytes:
         return None
-    held = format_bytes(asking.alive_bytes)
-    return Finding(
-        "The job that ran is not quite the one described",
-        f"Before this request the job as described holds {held}; the message says "
-        f"{message.allocated.text}. Typical causes: torch.compile, which makes fewer temporaries; "
-        "another batch or block; results that are kept.",
-        asking.alive_bytes,
-    )
+    alive = asking.alive_bytes
+    return finding("unlike", alive, alive=alive, allocated=message.allocated.text)
 
 
 def _resident_bytes(tape: Tape, asking: _Asking, scenario: Scenario) -> int:
@@ -152,14 +146,9 @@ def _avoiding(message: OomMessage, scenario: Scenario) -> Finding | None:
     gpu = replace(scenario.gpu, capacity_bytes=available + scenario.gpu.context_bytes)
     advice = advise_on(trace_job(replace(scenario, gpu=gpu)))
     peak = advice.device_peak_bytes - scenario.gpu.context_bytes
-    had = f"{format_bytes(peak)} at its peak; this process could use {format_bytes(available)}"
     if advice.fits:
-        return Finding(
-            "The job as described would have fit",
-            f"It takes {had}. So more was held than this job holds: another model, a result that "
-            "is kept, a larger batch or block than described.",
-            peak,
-        )
+        return finding("would_have_fit", peak, peak=peak, available=available)
+    had = f"{format_bytes(peak)} at its peak; this process could use {format_bytes(available)}"
     return Finding("What would have avoided it", *_ways(advice, f"The job takes {had}."))
 
 
@@ -171,12 +160,8 @@ def _training(scenario: Scenario) -> Finding | None:
     tape = simulate(training.config, training.job, training.platform).tape
     replayed = replay(tape)
     largest = held(tape, tape.alive_at(replayed.peak_event), training.job)[0]
-    return Finding(
-        "Training at this batch and block takes far more than the evaluation",
-        f"{format_bytes(replayed.peak.reserved_bytes)} at its peak; the largest tensor then is "
-        f"{largest.description}, {format_bytes(largest.bytes)}.",
-        replayed.peak.reserved_bytes,
-    )
+    peak = replayed.peak.reserved_bytes
+    return finding("training", peak, peak=peak, tensor=largest.description, largest=largest.bytes)
 
 
 def _ways(advice: Advice, had: str) -> tuple[str, int, str]:
