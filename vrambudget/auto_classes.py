@@ -42,6 +42,13 @@ def class_for(transformers: Any, task: str, config: Any) -> Any:
     return usual
 
 
+DROPOUT_FIELDS = (
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "hidden_dropout"),
+    *("attention_probs_dropout_prob", "attention_dropout", "dropout", "residual_dropout"),
+    "embedding_dropout",
+)
+"""What a job's `dropout` sets, in the families that have it; not a classification head's own."""
+
 IMAGE_SIZE = 224
 """Pixels along each side of an image for a model that reads any."""
 

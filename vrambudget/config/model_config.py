@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
 
+from vrambudget.auto_classes import DROPOUT_FIELDS
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.said_by_config import ATTENTION_KEYS, COUNTED_ATTENTION
@@ -77,13 +78,6 @@ HARMLESS_VALUES: Mapping[str, object] = {
     "tie_encoder_decoder": False,
 }
 """Keys that affect memory unless they have this value, which files usually state."""
-
-DROPOUT_FIELDS = (
-    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "hidden_dropout"),
-    *("attention_probs_dropout_prob", "attention_dropout", "dropout", "residual_dropout"),
-    "embedding_dropout",
-)
-"""What a job's `dropout` sets, in the families that have it; not a classification head's own."""
 
 _DEPTHS = ("num_hidden_layers", "num_decoder_layers")
 _USUAL_BLOCK = 4096

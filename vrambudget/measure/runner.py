@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from vrambudget.auto_classes import built, class_for, lora_options
+from vrambudget.auto_classes import DROPOUT_FIELDS, built, class_for, lora_options
 from vrambudget.measure.inference import INFERENCE, infer
 from vrambudget.measure.loading import loaded
 from vrambudget.measure.loops import PREPARING, real_loop
@@ -32,19 +32,6 @@ from vrambudget.measure.quantised import load_quantised
 Job = Mapping[str, Any]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# What the families of transformers call their dropout probabilities.
-_DROPOUTS = (
-    "resid_pdrop",
-    "embd_pdrop",
-    "attn_pdrop",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "dropout",
-    "attention_dropout",
-    "hidden_dropout",
-    "residual_dropout",
-    "embedding_dropout",
-)
 
 
 def _train_before() -> None:
@@ -112,7 +99,7 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
     if job["model"]["model_type"] == "t5":  # its config names neither
         config.decoder_start_token_id, config.pad_token_id = 0, 0
     if job.get("dropout") is not None:
-        for name in filter(lambda name: hasattr(config, name), _DROPOUTS):
+        for name in filter(lambda name: hasattr(config, name), DROPOUT_FIELDS):
             setattr(config, name, job["dropout"])
     if job.get("image_size"):
         config.image_size = job["image_size"]

@@ -7,9 +7,9 @@ those that have a rule. Any other key must be as it was recorded.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vrambudget.auto_classes import DROPOUT_FIELDS
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import (
-    DROPOUT_FIELDS,
     HARMLESS_VALUES,
     ModelConfig,
     slips_of,

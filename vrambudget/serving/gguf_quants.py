@@ -17,43 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.files import toml_beside
 from vrambudget.serving.gguf_types import SIZES
 
-_DEFAULTS: Mapping[str, str] = {
-    **{name: name for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")},
-    "Q2_K": "Q2_K",
-    "Q2_K_S": "Q2_K",
-    "Q3_K_S": "Q3_K",
-    "Q3_K_M": "Q3_K",
-    "Q3_K_L": "Q3_K",
-    "Q4_K_S": "Q4_K",
-    "Q4_K_M": "Q4_K",
-    "Q5_K_S": "Q5_K",
-    "Q5_K_M": "Q5_K",
-    "Q6_K": "Q6_K",
-    "IQ1_S": "IQ1_S",
-    "IQ1_M": "IQ1_M",
-    "IQ2_XXS": "IQ2_XXS",
-    "IQ2_XS": "IQ2_XS",
-    "IQ2_S": "IQ2_XS",
-    "IQ2_M": "IQ2_S",
-    "IQ3_XXS": "IQ3_XXS",
-    "IQ3_XS": "IQ3_S",
-    "IQ3_S": "IQ3_S",
-    "IQ3_M": "IQ3_S",
-    "IQ4_NL": "IQ4_NL",
-    "IQ4_XS": "IQ4_XS",
-    "MXFP4_MOE": "MXFP4",
-}
-"""What each name gives to the tensors that it says nothing else of."""
-_SPELLED = {
-    "MXFP4": "MXFP4_MOE",
-    "FP16": "F16",
-    "Q2": "Q2_K",
-    **{f"Q{bits}{end}": f"Q{bits}_K_M" for bits in (3, 4, 5) for end in ("", "_K")},
-    "Q6": "Q6_K",
-    "Q8": "Q8_0",
-}
+_NAMES = toml_beside(__file__, "gguf_quants.toml")
+_DEFAULTS: Mapping[str, str] = _NAMES["defaults"]
+_SPELLED: Mapping[str, str] = _NAMES["spelled"]
 _SIMPLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _IN_F32 = frozenset({"ffn_gate_inp", "ssm_conv1d", "altup_correct_coef", "altup_predict_coef"}) | {
     *("position_embd", "token_types", "shortconv.conv", "indexer.proj")

@@ -17,13 +17,13 @@ from transformers.models.auto import configuration_auto
 from vrambudget.auto_classes import (
     AUTO_CLASSES,
     CLASSIFYING,
+    DROPOUT_FIELDS,
     built,
     class_for,
     own_rows,
 )
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
-from vrambudget.config.model_config import DROPOUT_FIELDS
 from vrambudget.dtypes import float32, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor, empty

@@ -9,7 +9,7 @@ Source: accelerate/accelerator.py (prepare_model, backward), utils/operations.py
 (ConvertOutputsToFp32, recursively_apply), 1.15.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,21 +34,21 @@ def accelerated(run: Run, **inputs: Any) -> Outputs:
     return _in_region(run, run.model, inputs)
 
 
-class Prepared(Module):
-    """A model whose forward accelerate replaced, before it is wrapped for several GPUs."""
-
-    def __init__(self, run: Run, model: Module) -> None:
-        self._run, self._model = run, model
-
-    def forward(self, **inputs: Any) -> Outputs:
-        """Run the model in its region."""
-        return _in_region(self._run, self._model, inputs)
-
-
 def _in_region(run: Run, model: Module, inputs: dict[str, Any]) -> Outputs:
     with run.autocast():
         outputs: Outputs = model(**inputs)
     return _to_float32(outputs) if run.settings.autocast_dtype else outputs
+
+
+class Prepared(Module):
+    """A model whose forward accelerate replaced, before it is wrapped for several GPUs."""
+
+    def __init__(self, run: Run, model: Module, in_region: Callable[..., Any] = _in_region) -> None:
+        self._run, self._model, self._in_region = run, model, in_region
+
+    def forward(self, **inputs: Any) -> Any:
+        """Run the model in its region."""
+        return self._in_region(self._run, self._model, inputs)
 
 
 def held_by_loader(batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -206,21 +206,11 @@ def fused(
     if run.has_ranks and model is run.model:  # what wraps the model wraps the region, too
         prepared: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
         return prepared.with_loss()
-    return _in_region(run, model, {**inputs, "counted": counted, "adapters": adapters})
+    return in_region(run, model, {**inputs, "counted": counted, "adapters": adapters})
 
 
-class FusedPrepared(Module):
-    """A patched model whose forward accelerate replaced, before it is wrapped for several GPUs."""
-
-    def __init__(self, run: Run, model: Module) -> None:
-        self._run, self._model = run, model
-
-    def forward(self, **inputs: Any) -> FusedOutputs:
-        """Run the model in its region, and make its loss."""
-        return _in_region(self._run, self._model, inputs)
-
-
-def _in_region(run: Run, model: Module, inputs: Mapping[str, Any]) -> FusedOutputs:
+def in_region(run: Run, model: Module, inputs: Mapping[str, Any]) -> FusedOutputs:
+    """Run a patched model that accelerate prepared in its region, and make its loss."""
     with run.autocast():
         outputs: FusedOutputs = model(**inputs)
         return outputs.with_loss()

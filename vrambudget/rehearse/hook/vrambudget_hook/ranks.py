@@ -21,8 +21,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .agreeing import keep_all_ranks
 from .sending import SENDING, Sent
-from .syncing import keep_all_ranks
 
 _KEPT = ("timeout", "group_name", "use_local_synchronization", "group_desc")
 

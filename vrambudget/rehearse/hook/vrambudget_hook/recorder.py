@@ -29,7 +29,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .backend import check_backend
 from .counting import Iterations
 from .cudnn import Cudnn
 from .endings import Stopped, watch_clock, watch_endings
@@ -38,7 +37,7 @@ from .frames import addresses, history, own_frames, parameters, place
 from .modules import Modules
 from .ranks import pretend
 from .reads import Reads
-from .versions import architectures, versions
+from .versions import architectures, check_backend, versions
 
 _NAME = type.__dict__["__name__"].__get__  # a class's, whatever its metaclass says
 

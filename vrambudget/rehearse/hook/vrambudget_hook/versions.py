@@ -1,4 +1,8 @@
-"""What a rehearsed process runs: PyTorch's kernels, and versions.
+"""What a rehearsed process runs: PyTorch's kernels, versions, and which of its allocators.
+
+PyTorch's own can be rehearsed, the driver's cannot. Source: c10/cuda/CUDAMallocAsyncAllocator.cpp,
+where requests go to cudaMallocAsync, and the history that a rehearsal is made of is refused
+(recordHistory).
 
 Runs in the user's Python, 3.9 or later.
 """
@@ -9,6 +13,8 @@ from __future__ import annotations
 
 import sys
 from typing import Any
+
+_OWN = "native"
 
 
 def architectures(torch: Any) -> list[str]:
@@ -28,3 +34,14 @@ def versions(torch: Any, cudnn: str | None) -> dict[str, str]:
         if module is not None and hasattr(module, "__version__"):
             found[name] = str(module.__version__)
     return found
+
+
+def check_backend(torch: Any) -> None:
+    """Raise RuntimeError where the script has chosen another allocator than PyTorch's own."""
+    backend = torch.cuda.get_allocator_backend()
+    if backend != _OWN:
+        raise RuntimeError(
+            f"PyTorch's backend {backend} cannot be rehearsed: what it takes is decided by the"
+            " driver's own pools, which only a real GPU has. Rehearse without"
+            f" backend:{backend}"
+        )
