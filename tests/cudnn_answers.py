@@ -65,6 +65,9 @@ PICTURES = (
     *(f"qwen-image --only {phase} --precision fp16 --resolution {r}"
       for phase in ("decode", "encode-images")
       for r in (512, 768, "832x1248", 1024, "1088x1920", 1280, "1536x1024", 1536, 1792, 2048)),
+    *(f"wan2.1-1.3b --only decode --resolution {r}" for r in ("480x832", "832x480", "720x1280")),
+    "wan2.1-1.3b --train lora --checkpointing --latents encoded", "cogvideox-5b --only decode",
+    "ltx-video --only decode",
     *(f"resnet50 --batch {b} --precision {p}{order}" for b in (32, 64, 128, 256)
       for p in ("amp-fp16", "fp32") for order in ("", " --channels-last")),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -103,6 +104,9 @@ def test_timms_config_json_is_the_model_that_it_names(tmp_path):
 def test_images_that_no_program_encodes_leave_a_lower_bound():
     job = picture_job("wan2.1-1.3b", train="lora", checkpointing=True, latents="encoded", frames=5)
     assert "encode images" in picture_budget(job, None).budget.not_modelled[0]
+    assert picture_budget(replace(job, frames=9), None).budget.not_modelled == ()
+    short = picture_budget(picture_job("wan2.1-1.3b", frames=5), None)
+    assert "decode and the weights of the vae" in short.budget.not_modelled[0]
     schnell, dev = (card(f"flux-{x}")["components"]["transformer"] for x in ("schnell", "dev"))
     assert {key for key in dev if dev[key] != schnell[key]} == {"guidance_embeds"}
 

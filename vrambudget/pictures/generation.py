@@ -80,10 +80,13 @@ def generated(job: PictureJob, platform: Platform) -> PictureTape:
             single = _rows(program, job, f"{name}.{call}") == 1
             single |= call == "decode" and job.vae_slicing
             try:
-                parts[name] = _part(job, name, call, single=single)
+                part = parts[name] = _part(job, name, call, single=single)
+                if call == "decode":
+                    check_guards(part.program, sizes_of(job, part, program, call))
             except NotModelledError as error:
                 if call != "decode":  # what follows needs nothing of it
                     raise
+                parts.pop(name, None)
                 missing.append(f"{phase_of(name, call)} and the weights of the {name}: {error}")
         for part in parts.values():
             part.arrive()

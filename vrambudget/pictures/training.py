@@ -46,6 +46,7 @@ from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.program.form import TYPES
+from vrambudget.program.guards import check_guards
 from vrambudget.tape.events import Purpose
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.inputs import on_device
@@ -130,6 +131,7 @@ class _Encoding:
         self.part = Part(job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1)
         self.part.model.eval()
         self._sizes = sizes_of(job, self.part, schedule_of(job), "encode")
+        check_guards(self.part.program, self._sizes)
         self.part.arrive()
         self._batch: list[Tensor] = []  # a loop's variables, until the next step's take their place
         self._pictures: list[Tensor] = []

@@ -42,6 +42,8 @@ class Bound:
             return _detach(*value)
         if word == "write":
             return _write(*value)
+        if word == "round":
+            self._values, self._effects = self._values.at(round=value), {}
         return None
 
     def parameters(self, rows: Iterable[Row]) -> dict[str, None]:

@@ -20,6 +20,7 @@
     enter [...] ... leave [...]     a layer: what it is called with, what it returns
     given "labels" ... given null   only where the job feeds them, or a decoder's key says so
     repeat ["model.layers", [[before, after], ...]] ... next
+    repeat ["=frames//4-1", [...]] ... next     pieces of a video, which `round` counts from 1 on
     result {...}
     end 123                         lines before this one: a file that is cut off has none
 

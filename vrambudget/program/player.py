@@ -26,7 +26,7 @@ from vrambudget.program.bound import Bound, Env
 from vrambudget.program.form import COUNT, Program, Row, with_paths
 from vrambudget.program.guards import check_guards, derive
 from vrambudget.program.layers import Block, Forward, PlayedLayer, State
-from vrambudget.program.unfold import Stack, Unfolded, unfolded
+from vrambudget.program.unfold import Stack, Unfolded, unfolded, with_rounds
 from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose, Storage
 
@@ -182,7 +182,8 @@ class Played(Module):
                 for v in result.values()
                 for n in self._rows.held(v if isinstance(v, list) else [v])
             }
-            rows = [row for row in self._code(without) if row[0] != "del" or row[1] not in kept]
+            code = with_rounds(self._code(without), values)
+            rows = [row for row in code if row[0] != "del" or row[1] not in kept]
             self._bound[key] = list(Block.of(rows, bound, self._state))
         return self._bound[key]
 

@@ -294,5 +294,7 @@ def _check(program: Program, word: str, value: Any) -> None:
         raise VramBudgetError(f"{word} takes {_LENGTHS[word]} parts, not {len(value)}")
     if word == "call" and not 0 <= value[0] < len(program.effects):
         raise VramBudgetError(f"effects {value[0]} stand nowhere")
-    if word == "del" and not is_tensor(value if isinstance(value, str) else value["each"]):
+    if word == "del" and not is_tensor(
+        value if isinstance(value, str) else next(iter(value.values()))
+    ):
         raise VramBudgetError(f"{value!r} is no tensor")

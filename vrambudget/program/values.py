@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cache
 from importlib import import_module
 from types import FunctionType
@@ -59,6 +60,12 @@ class Values:
         self._types = TYPES | {"W": weights, "C": autocast or weights, "T": tables or weights}
         self._autocast = autocast
         self._known: dict[str, int] = {}
+
+    def at(self, **sizes: int) -> "Values":
+        """Return the same with further sizes."""
+        found = copy(self)
+        found._sizes, found._known = {**self._sizes, **sizes}, {}  # noqa: SLF001 - its own
+        return found
 
     def of_text(self, text: str) -> Any:
         """Return what a coded text is."""

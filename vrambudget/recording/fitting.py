@@ -62,9 +62,9 @@ class Fitter:
         if v[0] and (e := self._by_ratio.get(self._ratio(v))) is not None:
             yield self._text(e, Fraction(v[0], self._bases[e][0]))
         yield from self._ratios(v)
+        yield from self._lines(v)  # before 7ths: an edge of two pixels is no seventh of 64 to 112
         yield from self._quotients(v, self._parts("{}//{}", "-(-{}//{})"))
         yield from self._pairs(v)
-        yield from self._lines(v)
         less = [*self._parts("({}//{}-1)").items()]  # windows of two pixels, one pixel apart
         areas = {
             f"{a}*{b}": [m * n for m, n in zip(x, y, strict=True)] for a, x in less for b, y in less

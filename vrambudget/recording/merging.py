@@ -11,7 +11,6 @@ from typing import Any
 from vrambudget.dtypes import DType
 from vrambudget.errors import VramBudgetError
 from vrambudget.recording.fitting import Fitter
-from vrambudget.recording.listener import Listener
 from vrambudget.recording.raw import Effects, Lies, Name, State, TensorLayout, Thing
 from vrambudget.recording.sized import Size
 
@@ -118,11 +117,11 @@ class Merger:
         return [*found, self.merge(backs, f"{where}.backs")]
 
 
-def code_of(recordings: Sequence[Listener], merger: Merger) -> list[tuple[list[Any], Any]]:
+def code_of(every: Sequence[Sequence[Any]], merger: Merger) -> list[tuple[list[Any], Any]]:
     """Return the merged instructions: (state, row); a call's begins with its effects."""
-    lengths = {len(r.rows) for r in recordings}
+    lengths = {len(rows) for rows in every}
     found = []
-    for at, rows in enumerate(zip(*(r.rows for r in recordings), strict=False)):
+    for at, rows in enumerate(zip(*every, strict=False)):
         instructions = [row for _, row in rows]
         kinds = {_kind(row) for row in instructions}
         if len(kinds) > 1:

@@ -41,7 +41,7 @@ def cases_of(own: dict[str, Any]) -> tuple[list[Sizes], list[Sizes]]:
     base = {"batch": 2, "height": 4 * step, "width": 5 * step}
     further = {"batch": 1, "height": step, "width": step}
     if own["frames_step"]:
-        base["frames"], further["frames"] = 2 * own["frames_step"] + 1, own["frames_step"]
+        base["frames"], further["frames"] = 4 * own["frames_step"] + 1, own["frames_step"]
     if own.get("length"):
         base["length"], further["length"] = 48, 16
     cases = [base]

@@ -266,7 +266,7 @@ class Prober:
         both = [self.base, found]
         precisions = [PRECISIONS["bf16"], PRECISIONS[precision]]
         merger = Merger(_AnyFitter([{}]), precisions, [False, "amp" in precision])
-        code_of(both, merger)
+        code_of([r.rows for r in both], merger)
         for name in ("build", "parameters", "buffers", "outputs"):
             merger.merge([r.facts[name] for r in both], name)
         outcomes = [[(c.place, c.outcome) for c in r.comparisons] for r in both]

@@ -11,6 +11,7 @@ from vrambudget.recording.folding import Folded, Instruction, folded_rows
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, Precision, UnfitError, code_of
 from vrambudget.recording.models import outermost
+from vrambudget.recording.rounds import code_with_rounds
 from vrambudget.recording.sized import whole_patches
 
 PRECISIONS: dict[str, Precision] = {
@@ -44,6 +45,7 @@ class Model:
     derived: dict[str, str] = field(default_factory=dict)  # sizes that others decide
     depths: dict[str, str] = field(default_factory=dict)  # of stacks: their keys
     folds: dict[str, list[int]] = field(default_factory=dict)  # of stacks that are not called
+    has_rounds: bool = False  # where recordings have more and fewer instructions
     is_nested: bool = False  # stacks within layers that do not recur are folded, too
     lone: list[Probe] = field(default_factory=list)  # one token, one row: where they fit
     activations: dict[int, str] = field(default_factory=dict)  # of instructions: their keys
@@ -70,7 +72,10 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
             program.source["padding"] = first["padding"]
     program.when = {key: [value] for key, value in model.when.items()}
     program.sizes = dict.fromkeys(probes[0].sizes, None) | dict(model.derived)
-    guards = [*guards_of(recordings, merger)]
+    alike = [p for p in probes if len(p.recording.rows) == len(recordings[0].rows)]
+    guards = [
+        *guards_of([p.recording for p in alike], Merger(Fitter([p.sizes for p in alike]), []))
+    ]
     program.guards = [g for g in guards if all(holds(g, probe.sizes) for probe in alone)]
     for text in model.derived.values():
         a, _, b = text.partition("//")
@@ -79,6 +84,8 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
         [name, *merger.merge([f["inputs"][name] for f in facts], name), recordings[0].inputs[name]]
         for name in first["inputs"]
     ]
+    rounds = [row[0][1:] for _, (word, row) in code if word == "repeat"]
+    program.guards += [[text, ">", "0", True, "pieces of a video recur"] for text in rounds]
     held = [name for name in first["outputs"] if name is not None]
     loss = first["loss"]
     logits = next((n for n in held if n != loss), loss)
@@ -115,7 +122,11 @@ def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], l
         regions = ["amp" in probe.precision for probe in every]
         merger = Merger(fitter, precisions, regions)
         try:
-            code = code_of([probe.recording for probe in every], merger)
+            heard = [probe.recording for probe in every]
+            if model.has_rounds and len({len(r.rows) for r in heard}) > 1:
+                code = code_with_rounds(heard, [probe.sizes for probe in every], merger)
+            else:
+                code = code_of([r.rows for r in heard], merger)
         except UnfitError as problem:
             error = problem
             continue
