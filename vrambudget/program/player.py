@@ -26,7 +26,8 @@ from vrambudget.program.bound import Bound, Env
 from vrambudget.program.form import COUNT, Program, Row, with_paths
 from vrambudget.program.guards import check_guards, derive
 from vrambudget.program.layers import Block, Forward, PlayedLayer, State
-from vrambudget.program.unfold import Stack, Unfolded, unfolded, with_rounds
+from vrambudget.program.rounds import with_rounds
+from vrambudget.program.unfold import Stack, Unfolded, unfolded
 from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose, Storage
 

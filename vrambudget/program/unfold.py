@@ -6,7 +6,7 @@ numbers, and what it took from before it is what the round before made (`carry`)
 only the layers before the cycle ends with the last of them, where that does what the last one does.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vrambudget.errors import NotModelledError, TooLargeError
@@ -151,7 +151,7 @@ class Unfolded:
                 at += 1
                 continue
             end = next(i for i in range(at, len(rows)) if rows[i][0] == "next")
-            if value[0][:1] == "=":  # of a video's frames: `with_rounds`, when they are known
+            if value[0][:1] == "=":  # a video's pieces: program.rounds, when its frames are known
                 yield from rows[at : end + 1]
                 at = end + 1
                 continue
@@ -204,48 +204,6 @@ class Unfolded:
             elif value is not None:
                 found.append(self.each.get(value, [value])[-1])
         return found
-
-
-def with_rounds(code: Iterable[Row], values: Any) -> Iterator[Row]:
-    """Yield instructions, those of a video's pieces for as many pieces as it has at these sizes."""
-    rows = [*code]
-    begin = next((i for i, row in enumerate(rows) if row[0] == "repeat"), None)
-    if begin is None:
-        yield from rows
-        return
-    end = next(i for i in range(begin, len(rows)) if rows[i][0] == "next")
-    count, carry = rows[begin][1]
-    rounds, body = values.of(count), rows[begin + 1 : end]
-    if len(body) * rounds > MOST_ROWS:
-        raise TooLargeError(f"its frames make more than {MOST_ROWS:,} instructions")
-    made = [name for row in body for name in makes(*row)]
-    each = {name: [f"{name}.{n}" for n in range(rounds)] for name in made}
-    yield from rows[:begin]
-    for n in range(rounds):
-        now = {name: each[name][n] for name in made}
-        if n:
-            now |= {before: each[after][n - 1] for before, after in carry}
-        yield "round", n + 1
-        for word, value in body:
-            yield word, value if word == "at" else renamed(value, now, str)
-    last = {name: each[name][-1] for name in made}
-    for word, value in rows[end + 1 :]:
-        own = _all_rounds([value], each)
-        if word == "del":
-            yield from ((word, last.get(name, name)) for name in own)
-        else:
-            yield word, value if word == "at" else renamed(own[0], last, str)
-
-
-def _all_rounds(values: list[Any], each: Mapping[str, list[str]]) -> list[Any]:
-    """Return values with the tensors of all rounds in the place of the one that stands for them."""
-    found = list[Any]()
-    for value in values:
-        if isinstance(value, dict) and "rounds" in value:
-            found += each[value["rounds"]]
-        else:
-            found.append(_all_rounds(value, each) if isinstance(value, list) else value)
-    return found
 
 
 def shortened(

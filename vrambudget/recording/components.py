@@ -138,6 +138,8 @@ class Recorder:
         program.stacks = [[*row[:5], checkpoints(row[0], again)] for row in program.stacks]
         program.stacks = [row for row in program.stacks if row[3] is not None or row[5]]
         program.guards += whole_multiples(names)
+        counts = [row[0][1:] for word, row in program.code if word == "repeat" and row[0][0] == "="]
+        program.guards += [[n, ">", "0", True, "pieces of a video recur"] for n in counts]
         return program
 
     def _heard(self, component: Component, precision: str) -> Listener:

@@ -73,9 +73,8 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
     program.when = {key: [value] for key, value in model.when.items()}
     program.sizes = dict.fromkeys(probes[0].sizes, None) | dict(model.derived)
     alike = [p for p in probes if len(p.recording.rows) == len(recordings[0].rows)]
-    guards = [
-        *guards_of([p.recording for p in alike], Merger(Fitter([p.sizes for p in alike]), []))
-    ]
+    own = Merger(Fitter([p.sizes for p in alike]), [])
+    guards = [*guards_of([p.recording for p in alike], own)]
     program.guards = [g for g in guards if all(holds(g, probe.sizes) for probe in alone)]
     for text in model.derived.values():
         a, _, b = text.partition("//")
@@ -84,8 +83,6 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
         [name, *merger.merge([f["inputs"][name] for f in facts], name), recordings[0].inputs[name]]
         for name in first["inputs"]
     ]
-    rounds = [row[0][1:] for _, (word, row) in code if word == "repeat"]
-    program.guards += [[text, ">", "0", True, "pieces of a video recur"] for text in rounds]
     held = [name for name in first["outputs"] if name is not None]
     loss = first["loss"]
     logits = next((n for n in held if n != loss), loss)
@@ -123,8 +120,8 @@ def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], l
         merger = Merger(fitter, precisions, regions)
         try:
             heard = [probe.recording for probe in every]
-            if model.has_rounds and len({len(r.rows) for r in heard}) > 1:
-                code = code_with_rounds(heard, [probe.sizes for probe in every], merger)
+            if model.has_rounds:
+                code = code_with_rounds(heard, merger)
             else:
                 code = code_of([r.rows for r in heard], merger)
         except UnfitError as problem:

@@ -17,7 +17,6 @@ from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, UnfitError, code_of
 from vrambudget.recording.raw import Effects, Name, State, Thing
 
-Sizes = dict[str, int]
 Heard = tuple[State, tuple[Any, ...]]
 Names = dict[Name, Name]
 _OUTSIDE = ["", False, True, True]
@@ -34,10 +33,10 @@ class _Parts:
     names: list[Names]  # of each round's tensors: what the first one's are called
 
 
-def code_with_rounds(
-    recordings: Sequence[Listener], sizes: Sequence[Sizes], merger: Merger
-) -> list[Instruction]:
-    """Return merged instructions of recordings with more and fewer rounds. Raises UnfitError."""
+def code_with_rounds(recordings: Sequence[Listener], merger: Merger) -> list[Instruction]:
+    """Return merged instructions, where some recordings have more rounds. Raises UnfitError."""
+    if len({len(r.rows) for r in recordings}) == 1:
+        return code_of([r.rows for r in recordings], merger)
     every, carry = _split(recordings)
     counts = [len(parts.rounds) for parts in every]
     texts = [(merger.fitter.fit([n + less for n in counts]), less) for less in range(_FIRST)]
@@ -52,7 +51,7 @@ def code_with_rounds(
         parts.tail = [_renamed(row, again) for row in tail]
         again |= parts.names[-1]
         recording.facts["outputs"] = [again.get(x, x) for x in recording.facts["outputs"]]
-    each = [*zip(sizes, merger.precisions, counts, strict=True)]
+    each = [*zip(merger.fitter.probes, merger.precisions, counts, strict=True)]
     at = [{**own, "round": n} for own, _, count in each for n in range(1, count + 1)]
     inner = Merger(Fitter(at), [types for _, types, count in each for _ in range(count)])
     return [

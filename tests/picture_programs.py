@@ -1,4 +1,7 @@
-"""The programs of a pipeline: its schedule, and each call of a component.
+"""Record a pipeline of diffusers: `PYTHONPATH=. python tests/picture_programs.py NAME [COMPONENT]`.
+
+It writes the pipeline's schedule, and a program for each call of a component that has none yet;
+diffusers, transformers, peft and torch are needed.
 
     NAME.PRECISION.schedule.program       what the pipeline does between its components' calls
     PROGRAM.CALL.program                  a component's call, shared by the pipelines that have it
@@ -7,7 +10,9 @@ Sizes are batch, height, width, frames and the length of the text. Each is held 
 two sizes that were no probes, of another depth.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from vrambudget.config.versions import installed_version
 from vrambudget.dtypes import float32
 from vrambudget.errors import VramBudgetError
 from vrambudget.pictures.cards import card, program_name
+from vrambudget.pictures.parts import RECORDED
 from vrambudget.program.catalog import program_at
 from vrambudget.program.form import Program
 from vrambudget.program.writing import written
@@ -52,8 +58,9 @@ def cases_of(own: dict[str, Any]) -> tuple[list[Sizes], list[Sizes]]:
     return cases, checks
 
 
-def record_pipeline(name: str, folder: Path, say: Callable[[str], None], only: str = "") -> None:
-    """Write the programs of a pipeline into a folder. Raises VramBudgetError."""
+def record_pipeline(name: str, only: str = "") -> None:
+    """Write the programs of a pipeline, or of components whose call begins with `only`."""
+    folder, say = RECORDED, partial(print, flush=True)
     own = card(name)
     cases, checks = cases_of(own)
     precision = own["precision"]
@@ -64,7 +71,8 @@ def record_pipeline(name: str, folder: Path, say: Callable[[str], None], only: s
     program.source = {"pipeline": own["pipeline"], **versions, "precision": precision}
     calls_of = dict(r[0].split(".") for word, r in seen[0].rows if word == "run")
     program.source["components"] = [[n, calls_of[n]] for n in seen[0].parts if n in calls_of]
-    (folder / f"{name}.{precision}.schedule.program").write_text(written(program))
+    if not only:
+        (folder / f"{name}.{precision}.schedule.program").write_text(written(program))
     for key in seen[0].components:
         component, _, call = key.partition(".")
         if not key.startswith(only):
@@ -168,3 +176,7 @@ def _write(program: Program, path: Path, say: Callable[[str], None]) -> None:
 def _kept(module: Any) -> set[str]:
     """Return the weights that stay in float32."""
     return {name for name, p in module.named_parameters() if p.dtype is torch.float32}
+
+
+if __name__ == "__main__":
+    record_pipeline(*sys.argv[1:])
