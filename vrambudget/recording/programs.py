@@ -45,8 +45,7 @@ class Model:
     derived: dict[str, str] = field(default_factory=dict)  # sizes that others decide
     depths: dict[str, str] = field(default_factory=dict)  # of stacks: their keys
     folds: dict[str, list[int]] = field(default_factory=dict)  # of stacks that are not called
-    has_rounds: bool = False  # where recordings have more and fewer instructions
-    is_nested: bool = False  # stacks within layers that do not recur are folded, too
+    is_nested: bool = False  # stacks within others are folded, too, and pieces of a video
     lone: list[Probe] = field(default_factory=list)  # one token, one row: where they fit
     activations: dict[int, str] = field(default_factory=dict)  # of instructions: their keys
     given: dict[int, str] = field(default_factory=dict)
@@ -119,11 +118,10 @@ def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], l
         regions = ["amp" in probe.precision for probe in every]
         merger = Merger(fitter, precisions, regions)
         try:
-            heard = [probe.recording for probe in every]
-            if model.has_rounds:
-                code = code_with_rounds(heard, merger)
+            if model.is_nested:
+                code = code_with_rounds([probe.recording for probe in every], merger)
             else:
-                code = code_of([r.rows for r in heard], merger)
+                code = code_of([probe.recording.rows for probe in every], merger)
         except UnfitError as problem:
             error = problem
             continue
