@@ -127,9 +127,7 @@ class Recorder:
         stacks = probes[0].recording.facts["stacks"]
         keys = {depth: key for key, depth in depths.items()}
         of_stacks = {stack: keys[n] for stack, n in stacks.items() if n in keys}
-        model = Model(
-            source={**source, "inputs": "own"}, depths=of_stacks, is_nested=True, has_rounds=True
-        )
+        model = Model(source={**source, "inputs": "own"}, depths=of_stacks, is_nested=True)
         program = program_of(probes, model)
         program.source |= source
         program.source["numbers"] = symbols_by_number(seen, names)

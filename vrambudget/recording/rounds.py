@@ -40,10 +40,9 @@ def code_with_rounds(recordings: Sequence[Listener], merger: Merger) -> list[Ins
     every, carry = _split(recordings)
     counts = [len(parts.rounds) for parts in every]
     texts = [(merger.fitter.fit([n + less for n in counts]), less) for less in range(_FIRST)]
-    texts = [found for found in texts if found[0] is not None]
-    if not texts:
+    text, less = min(texts, key=lambda found: len(str(found[0] or "-" * 99)))
+    if text is None:
         raise UnfitError(f"rounds recur {counts} times, which no size says")
-    text, less = min(texts, key=lambda found: len(str(found[0])))
     made = _made(every[0].tail)
     for recording, parts in zip(recordings, every, strict=True):
         tail = _behind(parts.tail, parts.names)
@@ -129,7 +128,7 @@ def _read_by_rounds(parts: _Parts, own: list[Heard], carry: Names) -> int:
         before = parts.names[n - 1] if n else {}
         known = Names(parts.names[n])
         for at, (row, like) in enumerate(zip(rows, own, strict=True)):
-            for name, there in zip(_names(row), _names(like), strict=True):
+            for name, there in zip(_named(row[1]), _named(like[1]), strict=True):
                 if name in parts.names[n] or name == there:
                     continue
                 if name not in before or carry.setdefault(there, before[name]) != before[name]:
@@ -170,18 +169,14 @@ def _each(value: Any, every: Names) -> Any:
 
 def _made(rows: Sequence[Heard]) -> list[Name]:
     """Return the tensors that instructions make, in order."""
-    found = list[Name]()
-    for _, (word, what, *rest) in rows:
-        if word in {"op", "call"}:
-            _changed(rest[0] if word == "op" else what.names, found.append)
-        elif word in {"alias", "detach"}:
-            found.append(what)
-    return found
+    places = {"op": 2, "alias": 1, "detach": 1}
+    made = (x[1].names if x[0] == "call" else x[places.get(x[0], len(x)) :][:1] for _, x in rows)
+    return _named([*made])
 
 
-def _names(row: Heard) -> list[Name]:
+def _named(value: Any) -> list[Name]:
     found = list[Name]()
-    _changed(row[1], found.append)
+    _changed(value, found.append)
     return found
 
 
