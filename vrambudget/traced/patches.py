@@ -10,7 +10,7 @@
 
 Source: torch/utils/checkpoint.py (_checkpoint_without_reentrant_generator), autograd/function.py.
 Not modelled: what TorchScript fuses, and that it frees results after their last use, in functions
-without a rule (rules.scripts); checkpoints with re-entry whose function draws random numbers; what
+without a rule (rules.SCRIPTS); checkpoints with re-entry whose function draws random numbers; what
 trunc_normal_ makes since torch 2.13, if a model is built on the GPU (masks of what it draws again).
 """
 

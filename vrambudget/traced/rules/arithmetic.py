@@ -1,5 +1,6 @@
 """Pointwise calls: sums, products, powers, activations, casts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,22 +77,13 @@ def power(a: Any, exponent: Any) -> Any:
     return elementwise.pow_scalar(a)
 
 
-@on("rsqrt")
-def rsqrt(a: Any) -> Any:
-    """1 / sqrt(a)."""
-    return elementwise.rsqrt(a) if _floats(a) else NotImplemented
+def _of_floats(operation: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    return lambda a: operation(a) if _floats(a) else NotImplemented
 
 
-@on("neg", "negative", "__neg__")
-def neg(a: Any) -> Any:
-    """Negate."""
-    return elementwise.neg(a) if _floats(a) else NotImplemented
-
-
-@on("tanh")
-def tanh(a: Any) -> Any:
-    """Hyperbolic tangent."""
-    return elementwise.tanh(a) if _floats(a) else NotImplemented
+on("rsqrt")(_of_floats(elementwise.rsqrt))
+on("neg", "negative", "__neg__")(_of_floats(elementwise.neg))
+on("tanh")(_of_floats(elementwise.tanh))
 
 
 @on("gelu")

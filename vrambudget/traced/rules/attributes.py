@@ -54,22 +54,17 @@ def answers(*functions: Any) -> Callable[[Answer], Answer]:
     return registered
 
 
-@answers(getter("device"))
-def device(_mode: Any, _x: TracedTensor) -> torch.device:
-    """Return where modelling code finds it."""
-    return GPU
-
-
-@answers(getter("is_cuda"))
-def is_cuda(_mode: Any, _x: TracedTensor) -> bool:
-    """Return whether it is on the GPU: it is."""
-    return True
-
-
-@answers(getter("requires_grad"))
-def requires_grad(_mode: Any, x: TracedTensor) -> bool:
-    """Return whether it wants a gradient."""
-    return x.v.requires_grad
+ATTRIBUTES |= {
+    getter("device"): lambda _mode, _x: GPU,  # where modelling code finds it
+    getter("is_cuda"): lambda _mode, _x: True,
+    getter("requires_grad"): lambda _mode, x: x.v.requires_grad,
+    getter("is_leaf"): lambda _mode, x: x.v.node is None,
+    getter("grad_fn"): lambda mode, x: None if x.v.node is None else hooks.GradFn(mode, x.v.node),
+    getter("grad"): lambda _mode, x: None if x.v.grad is None else traced_tensor(x.v.grad),
+    getter("_version"): lambda _mode, _x: 0,  # writes into it: nobody compares their number here
+    getter("_base"): lambda _mode, x: x.base,
+    _torch.register_hook: hooks.register_hook,
+}
 
 
 @answers(torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
@@ -85,43 +80,10 @@ def set_requires_grad(_mode: Any, x: TracedTensor, value: bool = True) -> Traced
     return x
 
 
-@answers(getter("grad_fn"))
-def grad_fn(mode: Any, x: TracedTensor) -> Any:
-    """Return the node that made it."""
-    return None if x.v.node is None else hooks.GradFn(mode, x.v.node)
-
-
-ATTRIBUTES[_torch.register_hook] = hooks.register_hook
-
-
 @answers(_torch.register_post_accumulate_grad_hook)
 def register_post_accumulate_grad_hook(mode: Any, x: TracedTensor, hook: Any) -> Any:
     """Call a hook each time that the leaf's gradient is there."""
     return hooks.added(mode.leaf_hooks.of(x, x.v)[1], hook)
-
-
-@answers(getter("is_leaf"))
-def is_leaf(_mode: Any, x: TracedTensor) -> bool:
-    """Return whether autograd did not make it."""
-    return x.v.node is None
-
-
-@answers(getter("_version"))
-def version(_mode: Any, _x: TracedTensor) -> int:
-    """Return how often it was written into: nobody compares it here."""
-    return 0
-
-
-@answers(getter("_base"))
-def base(_mode: Any, x: TracedTensor) -> TracedTensor | None:
-    """Return what it is a view of."""
-    return x.base
-
-
-@answers(getter("grad"))
-def grad(_mode: Any, x: TracedTensor) -> TracedTensor | None:
-    """Return its gradient."""
-    return None if x.v.grad is None else traced_tensor(x.v.grad)
 
 
 @answers(torch.Tensor.grad.__set__)  # type: ignore[union-attr]

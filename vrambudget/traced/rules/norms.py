@@ -1,12 +1,16 @@
-"""Normalisations and softmax."""
+"""Normalisations, softmax and losses."""
 
+from collections.abc import Callable
 from typing import Any
 
 from vrambudget.ops import foreach_norm as foreach_norms
-from vrambudget.ops import norm
+from vrambudget.ops import loss, norm
 from vrambudget.ops import softmax as softmaxes
 from vrambudget.traced.rules.table import on
 from vrambudget.traced.tensor import dtype_of
+
+_MATRIX = 2
+_NONE = 0  # reduction
 
 
 @on("layer_norm")
@@ -30,19 +34,33 @@ def foreach_norm(tensors: Any, p: float = 2, dtype: Any = None) -> Any:
     return foreach_norms.foreach_norm(tensors) if plain else NotImplemented
 
 
-@on("softmax")
-def softmax(x: Any, dim: Any = None, dtype: Any = None, **options: Any) -> Any:
-    """Softmax over the last dimension."""
-    if not isinstance(dim, int) or dim % x.ndim != x.ndim - 1 or isinstance(dtype, int):
-        return NotImplemented
-    dtype = dtype or options.get("dtype")
-    return softmaxes.softmax(x, None if dtype is None else dtype_of(dtype))
+def _over_last(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule of an operation over the last dimension."""
+
+    def rule(x: Any, dim: Any = None, dtype: Any = None, **_: Any) -> Any:
+        if not isinstance(dim, int) or dim % x.ndim != x.ndim - 1 or isinstance(dtype, int):
+            return NotImplemented
+        return operation(x, None if dtype is None else dtype_of(dtype))
+
+    return rule
 
 
-@on("log_softmax")
-def log_softmax(x: Any, dim: Any = None, dtype: Any = None, **options: Any) -> Any:
-    """Log-softmax over the last dimension."""
-    if not isinstance(dim, int) or dim % x.ndim != x.ndim - 1 or isinstance(dtype, int):
+on("softmax")(_over_last(softmaxes.softmax))
+on("log_softmax")(_over_last(softmaxes.log_softmax))
+
+
+@on("cross_entropy_loss")
+def cross_entropy(  # noqa: PLR0917 - torch's signature
+    x: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Mean or sum of the cross-entropy of logits [N, V] for classes [N]."""
+    del ignore_index
+    plain = weight is None and reduction != _NONE and not label_smoothing
+    if x.ndim != _MATRIX or target.dtype.is_floating_point or not plain:
         return NotImplemented
-    dtype = dtype or options.get("dtype")
-    return softmaxes.log_softmax(x, None if dtype is None else dtype_of(dtype))
+    return loss.cross_entropy(x, target)
