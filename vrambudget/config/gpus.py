@@ -236,7 +236,7 @@ def _sold_as(text: str, number: str) -> Gpu:
             hint=f"write an exact size, for example {number}GiB, or one of "
             + ", ".join(f"{sold}GB" for sold in SOLD_AS),
         )
-    row = _row(key)
+    row = next(row for row in gpu_rows() if row.key == key)
     seen = format_bytes(row.capacity_bytes, "GiB")
     return _gpu(row, f"{text.strip()!r} is read as the size sold: {row.name}, {seen}")
 
@@ -261,10 +261,6 @@ def _exact_size(text: str) -> Gpu:
 
 def _nearest(rows: Sequence[GpuRow], capacity: int) -> GpuRow:
     return min(rows or gpu_rows(), key=lambda row: abs(row.capacity_bytes - capacity))
-
-
-def _row(key: str) -> GpuRow:
-    return next(row for row in gpu_rows() if row.key == key)
 
 
 def gpu_with_free(name: str, capability: tuple[int, int], free_bytes: int, *, source: str) -> Gpu:

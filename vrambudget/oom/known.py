@@ -82,10 +82,6 @@ def _of_buffer(found: Names) -> Names:
     return {"asked": f"{found['mib']} MiB" if "mib" in found else found.get("size", "a buffer")}
 
 
-def _of_library(found: Names) -> Names:
-    return {"library": {"CUDNN": "cuDNN"}.get(found["name"].upper(), "cuBLAS")}
-
-
 def _of_tensor(found: Names) -> Names:
     sizes = [int(n) for n in re.findall(r"\d+", found.get("shape", ""))]
     item = _ITEM_BYTES.get(found["dtype"].lower())
@@ -97,6 +93,8 @@ _DERIVED: Mapping[str, Callable[[Names], Names]] = {
     "": lambda _: {},
     "of_free": _of_free,
     "of_buffer": _of_buffer,
-    "of_library": _of_library,
+    "of_library": lambda found: {
+        "library": {"CUDNN": "cuDNN"}.get(found["name"].upper(), "cuBLAS")
+    },
     "of_tensor": _of_tensor,
 }

@@ -41,7 +41,8 @@ def _sections(result: Rehearsal, unit: str) -> Iterator[str]:
     yield peak_section(*_pieces(result))
     if result.curve is not None:
         yield f"<section><h2>Along the steps</h2>{_along_steps(result)}"
-        yield f"{plot(result.curve, unit, _room(result))}</section>"
+        room = result.capacity_bytes - result.context_bytes
+        yield f"{plot(result.curve, unit, room)}</section>"
         yield _largest(result.curve)
     yield from (_table("Each GPU", *_gpus(result)) for _ in result.gpus[:1])
     for event in result.out_of_memory:
@@ -91,10 +92,6 @@ def _pieces(result: Rehearsal) -> tuple[list[Piece], float]:
         if sizes[name] > 0
     ]
     return found, result.capacity_bytes / length
-
-
-def _room(result: Rehearsal) -> int:
-    return result.capacity_bytes - result.context_bytes
 
 
 def _along_steps(result: Rehearsal) -> str:

@@ -59,7 +59,7 @@ def check_owner(path: Path) -> None:
 
 def seal(folder: Path) -> None:
     """Note the digest of every file of a folder that was just built."""
-    digests = {file.name: _digest(file) for file in folder.iterdir() if _is_plain(file)}
+    digests = {f.name: _digest(f) for f in folder.iterdir() if stat.S_ISREG(f.lstat().st_mode)}
     (folder / _DIGESTS).write_text(json.dumps(digests))
 
 
@@ -88,10 +88,6 @@ def _sealed(folder: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return digests if isinstance(digests, dict) else {}
-
-
-def _is_plain(file: Path) -> bool:
-    return stat.S_ISREG(file.lstat().st_mode)
 
 
 def _digest(file: Path) -> str | None:

@@ -35,7 +35,7 @@ def page(traced: Traced) -> str:
     budget = traced.budget
     plotted, data = plot_of(traced)
     advice = _advice(traced) if budget.fits is False else ""
-    title = f"{budget.model}: {_headline(budget, ledger(budget))}"
+    title = f"{budget.model}: {': '.join(verdict(budget, ledger(budget)))}"
     body = f"{sections(budget, plotted)}{advice}"
     return document(title, body, data, f"Predicted by vrambudget {__version__}")
 
@@ -67,10 +67,6 @@ def plot_of(traced: Traced) -> tuple[str, str]:
 def style() -> str:
     """Return the page's style sheet."""
     return css([*COLOURS.items(), *OTHERS.items()]) + beside("page.css")
-
-
-def _headline(budget: Budget, lines: Ledger) -> str:
-    return ": ".join(verdict(budget, lines))
 
 
 def _sections(budget: Budget, lines: Ledger, plotted: str) -> Iterator[str]:

@@ -84,7 +84,8 @@ def job_text(budget: Budget) -> str:
         words.append(f"{job['optimizer']} ({job['optimizer_impl'] or _whose(job)})")
         words += [f"clip {job['clip']}"] if job["clip"] is not None else []
         words += [f"{job['grad_accum']} micro-batches"] if job["grad_accum"] > 1 else []
-        words += [f"gradients zeroed {_ZEROED[job['zero_grad']]}"] if _zeroes(job) else []
+        if job.get("zero_grad", "none") != "none":
+            words.append(f"gradients zeroed {_ZEROED[job['zero_grad']]}")
         words += ["label smoothing"] if job.get("label_smoothing") else []
         words += [_evaluation(job)] if job.get("eval_batches") else []
         words += _CHECKPOINTING[job["checkpointing"]]
@@ -136,10 +137,6 @@ def _of_forward(job: Mapping[str, Any]) -> list[str]:
     words = [f"logits of the last {kept} tokens" if kept > 1 else "the last logits"] if kept else []
     words += [f"{job['pool']} pooling"] if job.get("pool", "none") != "none" else []
     return [*words, *(["its graph kept"] if job.get("with_grad") else [])]
-
-
-def _zeroes(job: Mapping[str, Any]) -> bool:
-    return bool(job.get("zero_grad", "none") != "none")
 
 
 def _evaluation(job: Mapping[str, Any]) -> str:

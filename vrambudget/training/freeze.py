@@ -24,7 +24,7 @@ def freeze(model: Module, names: Sequence[str]) -> None:
         return
     parameters = model.named_parameters()
     for name in names:
-        found = [p for known, p in parameters.items() if _is_in(known, name)]
+        found = [p for own, p in parameters.items() if own == name or own.startswith(f"{name}.")]
         if not found:
             raise VramBudgetError(
                 f"freeze names {name!r}, but the model has no such module or parameter",
@@ -45,10 +45,6 @@ def shortest(frozen: Iterable[str], trained: Iterable[str]) -> tuple[str, ...]:
     for name in frozen:
         found[next(prefix for prefix in _above(name) if prefix not in kept)] = None
     return tuple(found)
-
-
-def _is_in(parameter: str, name: str) -> bool:
-    return parameter == name or parameter.startswith(f"{name}.")
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:

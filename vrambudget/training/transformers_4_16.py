@@ -54,7 +54,7 @@ class Adafactor(Optimizer):
                 self.variances[parameter] = _new_variances(parameter)
             norm_of(parameter)
             squared = _new("pow", parameter)
-            update = _plus(squared)
+            update = _new("add", squared)
             del squared
             if parameter.ndim > 1:
                 _means(parameter)
@@ -91,10 +91,6 @@ def _means(parameter: Parameter) -> None:
 def _new(operation: str, like: Tensor) -> Tensor:
     context.operation = operation
     return empty_like(like)
-
-
-def _plus(x: Tensor) -> Tensor:
-    return _new("add", x)
 
 
 def norm_of(x: Tensor) -> Tensor:

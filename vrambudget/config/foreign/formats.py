@@ -22,16 +22,6 @@ from vrambudget.config.foreign.tables import read_file, read_table
 Finish = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
 
-def _as_they_are(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    del keys
-    return fields
-
-
-def _nothing(keys: Mapping[str, Any]) -> Fields:
-    del keys
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Format:
     """One tool's files."""
@@ -44,8 +34,8 @@ class Format:
     ranks_groups: tuple[str, ...] = ()
     always: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    finish: Finish = _as_they_are
-    of_ranks: Callable[[Mapping[str, Any]], Fields] = _nothing
+    finish: Finish = lambda _keys, fields: fields
+    of_ranks: Callable[[Mapping[str, Any]], Fields] = lambda _keys: {}
     """What several keys say together where there are several GPUs."""
     model_of: Callable[[str], str | dict[str, Any]] = str
     """The model that its word for one means."""

@@ -22,14 +22,12 @@ def _trainer(run: MeasuredRun, folder: str) -> Any:
 
     precomputes = bool(run.settings.get("precompute_ref_log_probs"))
     has_adapters = bool(run.settings.get("lora_rank"))
-    made = DPOTrainer(
+    return DPOTrainer(
         model=run.model,
         ref_model=None if precomputes or has_adapters else run.build().eval(),
         args=DPOConfig(**trl_arguments(run, folder), precompute_ref_log_probs=precomputes),
         **rows_of(run, _row),
     )
-    run.result["trainable"] = sum(p.numel() for p in made.model.parameters() if p.requires_grad)
-    return made
 
 
 def _row(prompt: int, completion: int, second: int) -> Rows:

@@ -20,13 +20,11 @@ def evaluate(run: MeasuredRun) -> dict[str, Any]:
 def _trainer(run: MeasuredRun, folder: str) -> Any:
     from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - other loops need none
 
-    made = SFTTrainer(
+    return SFTTrainer(
         model=run.model,
         args=SFTConfig(**trl_arguments(run, folder)),
         **rows_of(run, _row),
     )
-    run.result["trainable"] = sum(p.numel() for p in made.model.parameters() if p.requires_grad)
-    return made
 
 
 def _row(prompt: int, completion: int, _second: int) -> Rows:

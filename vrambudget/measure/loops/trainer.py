@@ -39,7 +39,7 @@ def evaluate(run: MeasuredRun) -> dict[str, Any]:
 def trained(run: MeasuredRun, make_trainer: MakeTrainer) -> dict[str, Any]:
     """Train with a Trainer, and return what is left of it."""
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
-        trainer = make_trainer(run, folder)
+        trainer = _made(run, make_trainer, folder)
         _mark_training(run, trainer)
         trainer.train()
         run.mark("step_end")
@@ -49,17 +49,22 @@ def trained(run: MeasuredRun, make_trainer: MakeTrainer) -> dict[str, Any]:
 def evaluated(run: MeasuredRun, make_trainer: MakeTrainer) -> dict[str, Any]:
     """Run a Trainer's `evaluate`."""
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
-        trainer = make_trainer(run, folder)
+        trainer = _made(run, make_trainer, folder)
         _before(trainer, "prediction_step", run.next_step)
         trainer.evaluate()
         run.mark("step_end")
         return locals()
 
 
+def _made(run: MeasuredRun, make_trainer: MakeTrainer, folder: str) -> Any:
+    trainer = make_trainer(run, folder)
+    run.result["trainable"] = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    return trainer
+
+
 def _trainer(run: MeasuredRun, folder: str) -> Any:
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415 - other loops need none
 
-    run.result["trainable"] = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     trained, evaluated = counts_of_batches(run)
     return Trainer(
         model=run.model,

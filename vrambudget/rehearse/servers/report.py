@@ -68,9 +68,6 @@ def _rows(start: ServerStart) -> Iterator[tuple[str, str]]:
 
 def _peak(peak: Moment) -> Iterator[str]:
     yield ""
-    yield f"peak of start-up before the KV cache, in the {_phase(peak)}: {peak.line}"
+    phase = "profiled step" if peak.phase == "profiled step" else "loading of weights"
+    yield f"peak of start-up before the KV cache, in the {phase}: {peak.line}"
     yield from moment_lines(peak, empty=False)
-
-
-def _phase(peak: Moment) -> str:
-    return "profiled step" if peak.phase == "profiled step" else "loading of weights"

@@ -65,7 +65,7 @@ def start_of(
         ),
         **known,
     )
-    return start if error is None else _with_changes(start, server)
+    return start if error is None else replace(start, changes=tuple(_changes(start, server)))
 
 
 def _of(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -109,10 +109,6 @@ def _notes(prepared: Prepared, *, compiles: bool) -> Iterator[str]:
             "torch.compile's cache was empty, as at a first start: a second one may hold up to"
             " 0.5 % more tokens"
         )
-
-
-def _with_changes(start: ServerStart, server: ServerCommand) -> ServerStart:
-    return replace(start, changes=tuple(_changes(start, server)))
 
 
 def _changes(start: ServerStart, server: ServerCommand) -> Iterator[str]:

@@ -17,18 +17,7 @@ from typing import Any, Literal
 
 from vrambudget.config.job import Job
 from vrambudget.planning.recipes import Trained
-from vrambudget.report.tools.distributed import layout_can_be_said
-from vrambudget.report.tools.files import (
-    accelerate,
-    axolotl,
-    llama_factory,
-    suits_axolotl,
-    suits_llama_factory,
-    suits_trl,
-    trl,
-)
-from vrambudget.report.tools.script import script, suits_trainer
-from vrambudget.report.tools.titan import suits_torchtitan, torchtitan
+from vrambudget.report.tools import distributed, files, script, titan, words
 from vrambudget.scenario import Scenario
 
 ToolName = Literal["trainer", "trl", "axolotl", "llamafactory", "accelerate", "torchtitan"]
@@ -59,35 +48,37 @@ class Tool:
 
 
 TOOLS: Mapping[ToolName, Tool] = {
-    "trainer": Tool(script, suits_trainer, "torchrun --nproc-per-node {each} FILE DATASET"),
+    "trainer": Tool(
+        script.script, words.can_be_said, "torchrun --nproc-per-node {each} FILE DATASET"
+    ),
     "trl": Tool(
-        trl,
-        suits_trl,
+        files.trl,
+        files.suits_trl,
         "trl sft --config FILE --num_processes {each}",
         job={"loop": "sft"},
     ),
     "axolotl": Tool(
-        axolotl,
-        suits_axolotl,
+        files.axolotl,
+        files.suits_axolotl,
         "axolotl train FILE --launcher accelerate -- --num_processes={each}",
         _ADAPTERS | {"full"},
     ),
     "llamafactory": Tool(
-        llama_factory,
-        suits_llama_factory,
+        files.llama_factory,
+        files.suits_llama_factory,
         "FORCE_TORCHRUN=1 NPROC_PER_NODE={each} llamafactory-cli train FILE",
         _ADAPTERS,
     ),
     "accelerate": Tool(
-        accelerate,
-        layout_can_be_said,
+        files.accelerate,
+        distributed.layout_can_be_said,
         "accelerate launch --config_file FILE train.py",
         job={"loop": "accelerate"},
         job_of_several={"loop": "accelerate"},
     ),
     "torchtitan": Tool(
-        torchtitan,
-        suits_torchtitan,
+        titan.torchtitan,
+        titan.suits_torchtitan,
         "torchrun --nproc-per-node {each} -m torchtitan.train --job.config_file FILE",
         job=_TITAN,
         job_of_several=_TITAN,

@@ -28,11 +28,8 @@ def layout_can_be_said(job: Job, said: frozenset[str] = _SAID) -> bool:
         if name not in said
     )
     # accelerate hands the root of FSDP2 what it hands the layers: true or false.
-    return usual and job.parallel in _LAYOUTS and (job.parallel != "fsdp2" or _is_said(job))
-
-
-def _is_said(job: Job) -> bool:
-    return isinstance(job.reshard_after_forward, bool)
+    is_said = job.parallel != "fsdp2" or isinstance(job.reshard_after_forward, bool)
+    return usual and job.parallel in _LAYOUTS and is_said
 
 
 def has_engine(job: Job) -> bool:

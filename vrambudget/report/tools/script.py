@@ -10,22 +10,10 @@ from collections.abc import Iterator
 from vrambudget.auto_classes import AUTO_CLASSES, PEFT_TASKS
 from vrambudget.config.job import Job
 from vrambudget.report.tools.distributed import of_trainer
-from vrambudget.report.tools.words import (
-    TYPES,
-    arguments,
-    can_be_said,
-    flag_of,
-    model_id,
-    optim_of,
-)
+from vrambudget.report.tools.words import TYPES, arguments, flag_of, model_id, optim_of
 from vrambudget.scenario import Scenario
 
 _BITS = {"nf4": 'load_in_4bit=True, bnb_4bit_quant_type="nf4"', "int8": "load_in_8bit=True"}
-
-
-def suits_trainer(job: Job) -> bool:
-    """Return whether a script with the Trainer can be written for the job."""
-    return can_be_said(job)
 
 
 def training_arguments(job: Job) -> str:

@@ -125,13 +125,5 @@ def _are_colons(parts: list[Any]) -> bool:
     return all(isinstance(p, slice) and p == slice(None) for p in parts)
 
 
-def _transposed(x: Any) -> Any:
-    return shapes.transpose(x, 0, 1) if x.ndim == len("ij") else NotImplemented
-
-
-def _matrices_transposed(x: Any) -> Any:
-    return shapes.transpose(x, x.ndim - 2, x.ndim - 1)
-
-
-RULES[getter("T")] = _transposed
-RULES[getter("mT")] = _matrices_transposed
+RULES[getter("T")] = lambda x: shapes.transpose(x, 0, 1) if x.ndim == len("ij") else NotImplemented
+RULES[getter("mT")] = lambda x: shapes.transpose(x, x.ndim - 2, x.ndim - 1)

@@ -32,8 +32,6 @@ from vrambudget.training.loops.run import Run
 from vrambudget.training.loops.trainer import Batch
 from vrambudget.training.preferences import logratio, measured, sigmoid_loss
 
-_Predicted = tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]
-
 
 def train(run: Run) -> dict[str, Any]:
     """Train, and return what the trainer's variables hold at the end."""
@@ -59,14 +57,7 @@ def _made(run: Run) -> trainer.TrainerKind:
         evaluated = settings.eval_batches if settings.mode == "train" else settings.steps
         _precompute_ref_logps(run, run.eval_batches, evaluated or 0)
     compute_loss = partial(_compute_loss, ref_model=ref_model)
-
-    def prediction_step(run: Run, inputs: Batch) -> _Predicted:
-        with no_grad():
-            loss, outputs = compute_loss(run, inputs, None, return_outputs=settings.eval_gather)
-        if outputs is None:
-            return loss, None, None
-        return loss, (outputs.logits,), inputs["input_ids"]
-
+    prediction_step = trainer.predicting(compute_loss, "input_ids")
     return trainer.TrainerKind(compute_loss, prediction_step, counts_labels=False)
 
 

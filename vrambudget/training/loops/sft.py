@@ -93,15 +93,4 @@ def _sum(x: Tensor) -> Tensor:
     return total
 
 
-def _prediction_step(
-    run: Run, inputs: Batch
-) -> tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]:
-    gathers = run.settings.eval_gather
-    with no_grad():
-        loss, outputs = _compute_loss(run, inputs, None, return_outputs=gathers)
-    if outputs is None:
-        return loss, None, None
-    return loss, (outputs.logits,), inputs["labels"]
-
-
-_KIND = trainer.TrainerKind(_compute_loss, _prediction_step)
+_KIND = trainer.TrainerKind(_compute_loss, trainer.predicting(_compute_loss, "labels"))

@@ -31,6 +31,8 @@ from vrambudget.training.loops.run import Run
 from vrambudget.training.scaler import GradScaler
 
 Batch = dict[str, Tensor]
+Predicted = tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]
+PredictionStep = Callable[[Run, Batch], Predicted]
 
 
 class ComputeLoss(Protocol):
@@ -52,7 +54,7 @@ class TrainerKind:
     """What a trainer that inherits Trainer's loop does its own way."""
 
     compute_loss: ComputeLoss
-    prediction_step: Callable[[Run, Batch], tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]]
+    prediction_step: PredictionStep
     counts_labels: bool = True  # else the loss is divided by the number of micro-batches
 
 
@@ -200,9 +202,7 @@ def _evaluation_loop(
             all_labels = _added(all_labels, labels)
 
 
-def _prediction_step(
-    run: Run, inputs: Batch
-) -> tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]:
+def _prediction_step(run: Run, inputs: Batch) -> Predicted:
     labels = inputs["labels"]
     with no_grad():
         num_items_in_batch = _get_num_items_in_batch(run, [inputs])
@@ -212,6 +212,17 @@ def _prediction_step(
     if not run.settings.eval_gather:
         return loss, None, None
     return loss, (outputs.logits, *_tensors(outputs.others)), labels
+
+
+def predicting(compute_loss: ComputeLoss, labels: str) -> PredictionStep:
+    """Return TRL's prediction_step, whose loss comes without logits unless they are gathered."""
+
+    def prediction_step(run: Run, inputs: Batch) -> Predicted:
+        with no_grad():
+            loss, outputs = compute_loss(run, inputs, None, return_outputs=run.settings.eval_gather)
+        return (loss, None, None) if outputs is None else (loss, (outputs.logits,), inputs[labels])
+
+    return prediction_step
 
 
 def _tensors(others: tuple[object, ...]) -> list[Tensor]:

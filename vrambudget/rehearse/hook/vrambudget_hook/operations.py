@@ -137,10 +137,6 @@ def on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
     return op(source.double(), *args[1:], **kwargs).to(source.dtype)
 
 
-def _rows(_args: Any, value: Any) -> Any:
-    return value.shape[0]
-
-
 def _different(args: Any, value: Any) -> Any:
     """Return how many values differ; of booleans, CUDA counts those that are true."""
     of_booleans = str(args[0].dtype) == "torch.bool"
@@ -155,7 +151,7 @@ def _runs(args: Any, value: Any) -> Any:
 
 # What their CUDA kernels read back: Nonzero.cu, UniqueCub.cu, Unique.cu.
 _SIZES: dict[str, Callable[[Any, Any], Any]] = {
-    "aten::nonzero": _rows,
+    "aten::nonzero": lambda _args, value: value.shape[0],
     "aten::_unique": _different,
     "aten::_unique2": _different,
     "aten::unique_consecutive": _runs,
