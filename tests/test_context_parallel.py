@@ -95,6 +95,7 @@ def test_a_rank_takes_less_than_the_whole_sequence():
         (TITAN, {"block": 250}, "a head and a tail for each of 2 ranks"),
         (TITAN, {"precision": "fp32", "block": 96}, "48 tokens of each rank fail"),
         (TITAN, {"mode": "eval"}, "evaluation is not modelled"),
+        (TITAN, {"eval_batches": 2}, "evaluation is not modelled"),
         ("gpt2", {}, "of GPT2LMHeadModel is not modelled"),
     ],
 )

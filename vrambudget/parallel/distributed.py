@@ -118,7 +118,7 @@ def refuse(job: Job, layout: Layout) -> None:
         and (layout.data is not None or layout.pp > 1 or layout.cp > 1),
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
-        "context parallelism's evaluation": layout.cp > 1 and job.mode == "eval",
+        "context parallelism's evaluation": layout.cp > 1 and (job.mode == "eval" or job.evaluates),
         "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
         "checkpointing by operation with context parallelism": layout.cp > 1
         and job.checkpointing == "selective-op",

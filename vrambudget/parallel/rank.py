@@ -1,6 +1,6 @@
 """What a training loop has to know of one rank; what most layouts do stands here."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -51,6 +51,11 @@ class Distributed:
 
     def micro_batch(self, *, is_last: bool) -> None:
         """Begin one: whether its backward reduces gradients."""
+
+    def region(self, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Return what a plain loop has around a micro-batch's forward and backward: nothing."""
+        del batch
+        return nullcontext()
 
     def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
         """Return the parameters that this rank's optimizer steps: all that it has."""

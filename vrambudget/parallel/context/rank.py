@@ -1,21 +1,29 @@
-"""One rank of a ring, around what else its layout does with the model."""
+"""One rank of a ring, around what else its layout does with the model.
 
-from collections.abc import Sequence
+    with context_parallel(mesh, buffers=[input_ids, labels, freqs_cis], ...):
+        with autocast(...): loss = model(...)
+        loss.backward()
+
+Labels are cut as the tokens are, so the loss is that of the rank's own tokens. Without DDP or FSDP
+around the model a script reduces gradients itself, in place.
+
+Source: torchtitan/train.py (forward_backward_step), distributed/utils.py
+(create_context_parallel_ctx).
+"""
+
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 from vrambudget.config.job import Job
 from vrambudget.config.layout import REHEARSE, Layout
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter
+from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.models.families.titan import Transformer
-from vrambudget.parallel.context.loop import train
-from vrambudget.parallel.context.region import Buffer
+from vrambudget.parallel.context.region import Buffer, context_parallel
 from vrambudget.parallel.context.ring import Ring
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.rank import Distributed
-from vrambudget.training.loops.run import Run
 
 
 class Replicated(Distributed):
@@ -35,7 +43,6 @@ class ContextParallel(Distributed):
     def __init__(self, inner: Distributed, job: Job, layout: Layout) -> None:
         self.inner = inner
         self.ring = Ring(Group(layout.cp, (job.rank or 0) % layout.cp), job.rotate_method)
-        self.loop = self
         self._tables: list[Buffer] = []
 
     def building(self) -> AbstractContextManager[None]:
@@ -74,10 +81,7 @@ class ContextParallel(Distributed):
         """Return the rank: the first meets others' keys with half its queries."""
         return rank
 
-    def train(self, run: Run) -> dict[str, Any]:
-        """Train."""
-        return train(run, self.ring, self._tables)
-
-    def evaluate(self, run: Run) -> dict[str, Any]:
-        """Refused when the job was checked."""
-        raise NotImplementedError
+    def region(self, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Cut the batch and the model's tables, and let attention go round the ring."""
+        cut = [Buffer(x, 1) for x in batch.values()]
+        return context_parallel(self.ring, [*cut, *self._tables])

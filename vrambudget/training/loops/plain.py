@@ -53,17 +53,18 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and 
             if not settings.keep_outputs:
                 outputs = None
             batch = next(batches)  # the last one lives until this is made
-            with run.autocast():
-                outputs = model(**run.given(batch))  # the last outputs live until these are there
-                loss = run.loss_of(outputs, batch)
-            if settings.grad_accum > 1:
-                loss = mul_scalar(loss)  # divided by their number
-            if settings.forward_returns == "loss":
-                outputs = None
-            if settings.zero_grad == "late" and optimizer is not None:
-                optimizer.zero_grad()
-            run.mark("backward")
-            run_backward(scaler.scale(loss), retain_graph=settings.keep_losses == "graphs")
+            with run.region(batch):
+                with run.autocast():
+                    outputs = model(**run.given(batch))  # the last ones live until these are there
+                    loss = run.loss_of(outputs, batch)
+                if settings.grad_accum > 1:
+                    loss = mul_scalar(loss)  # divided by their number
+                if settings.forward_returns == "loss":
+                    outputs = None
+                if settings.zero_grad == "late" and optimizer is not None:
+                    optimizer.zero_grad()
+                run.mark("backward")
+                run_backward(scaler.scale(loss), retain_graph=settings.keep_losses == "graphs")
             if settings.keep_losses != "none":
                 losses.append(loss)
         if settings.drop_before_step:

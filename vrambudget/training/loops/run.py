@@ -6,7 +6,7 @@ micro-batch, did what the one before it did.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
@@ -169,6 +169,10 @@ class Run:
     def autocast(self, *, caches: bool = True) -> AbstractContextManager[None]:
         """Return the region of one forward pass."""
         return autocast(self._autocast, caches=caches)
+
+    def region(self, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Return what a layout has around a micro-batch's forward and backward."""
+        return nullcontext() if self._rank is None else self._rank.region(batch)
 
     def make_optimizer(self, parameters: Sequence[Parameter]) -> Optimizer | None:
         """Return the job's optimizer, None for a job without one."""
