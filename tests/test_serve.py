@@ -11,6 +11,7 @@ from vrambudget.config.gpus import find_gpu
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.serving.blocks import Groups, groups_of
+from vrambudget.serving.gguf_known import find_served
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantization_config import quantisation_of
 from vrambudget.serving.vllm import serve
@@ -44,10 +45,15 @@ def config_of(model):
 
 
 def served(model="llama-3.1-8b", gpu="h100", **options):
+    """Return what a server of a name holds, also of "glm-4.5-air, 6 layers"."""
+    name, _, layers = model.partition(", ") if isinstance(model, str) else (model, "", "")
+    values = find_served(name).values
+    if layers:
+        values = {**values, "num_hidden_layers": int(layers.partition(" ")[0])}
     parsed, card = ServeOptions.parse({"engine_version": "0.19", **options}), find_gpu(gpu)
-    values = find_model(model).values.get("quantization_config")
-    quantised = quantisation_of(values, parsed.quantization, card, where="a test")
-    return serve(config_of(model), card, parsed, quantised)
+    how = values.get("quantization_config")
+    quantised = quantisation_of(how, parsed.quantization, card, where="a test")
+    return serve(load_decoder(values, where="a test"), card, parsed, quantised)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +320,7 @@ def test_a_language_model_alone_is_one_without_the_tower():
     assert alone["activations_bytes"] < whole["activations_bytes"]
 
 
-@pytest.mark.parametrize("name", ["qwen3.5-9b", "Qwen/Qwen3.5-9B", "gemma-4-e4b-it"])
+@pytest.mark.parametrize("name", ["minimax-m2", "google/gemma-4-e4b", "gemma-4-e4b-it"])
 def test_models_that_have_no_card_for_training_are_named_in_the_command(name, capsys):
     assert main(["serve", name, "--gpu", "rtx-4090"]) == 2
     assert f"vrambudget rehearse --gpu rtx-4090 -- vllm serve {name}" in capsys.readouterr().err
@@ -406,6 +412,30 @@ def test_rehearsed_starts_of_newer_versions_hold_as_much(log):
     low, high = found.first_start_tokens if log.get("first_start") else found.tokens
     slack = 0.01 if "gpt-oss" in str(log["model"]) else 0.002  # known: 0.06 GiB that nothing names
     assert low * (1 - slack) <= printed["tokens"] <= high * (1 + slack)
+
+
+def test_recurrent_layers_keep_states_in_blocks_of_tokens():
+    """320 tokens, of rehearsed starts with states in bfloat16; here they are float32."""
+    newest = {"engine_version": "0.33", "max_model_len": 8192}
+    hopper, ada = (served("qwen3.5-9b", gpu, **newest) for gpu in ("h100", "4090"))
+    state = 3 * (2 * 16 * 128 + 32 * 128) * 2 + 32 * 128 * 128 * 4
+    token = 2 * 4 * 256 * 2  # a layer's keys and values
+    assert hopper.block_size == 64 * -(-state // (64 * token)) == 576
+    assert ada.block_size == 16 * -(-state // (16 * token)) == 528
+    assert (hopper.groups.state_blocks, ada.groups.state_blocks) == (3 * 3, 3 * 2)
+    assert (
+        ada.error
+        == "max_num_seqs (256) exceeds available Mamba cache blocks (208): --max-num-seqs 208"
+    )
+    assert served("qwen3.5-9b", "4090", max_num_seqs=208, **newest).error is None
+    with pytest.raises(NotModelledError, match=r"vLLM 0\.33 alone"):
+        served("qwen3.5-9b", engine_version="0.32")
+
+
+def test_a_server_that_lacks_states_is_told_what_starts():
+    said = str(vrambudget.serve("qwen3.5-9b", gpu="4090"))
+    assert said.startswith("DOES NOT START: max_num_seqs (256) exceeds")
+    assert "--max-num-seqs 208 --max-model-len 8192" in said
 
 
 @pytest.mark.parametrize(

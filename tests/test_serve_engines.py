@@ -111,7 +111,7 @@ def test_the_pool_holds_what_a_rehearsed_start_says():
             "--max-model-len is an option of vllm, not of sglang",
             id="another's",
         ),
-        pytest.param(["llama-3.1-8b:Q4_K_X", "--engine", "llama.cpp"], "'Q4_K_X' says", id="kind"),
+        pytest.param(["llama-3.1-8b:Q4_K_X", "--engine", "llama.cpp"], "'Q4_K_X' is no", id="kind"),
         pytest.param(
             ["m.gguf", "--engine", "vllm"], "vllm is not modelled with a GGUF file", id="file"
         ),

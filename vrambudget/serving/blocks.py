@@ -6,16 +6,23 @@
                      a block is a page of every layer of one group, and a request has blocks in each
     blocks           cache // page // layers of a group
     tokens           blocks // groups * block, as the log says
+    recurrent        layers with a state are groups, too: a request has two or three blocks in each,
+                     and a block as many tokens as it takes for a page to hold a state
     of a request     all tokens in a group that sees all; with a window at most window - 1 + the
                      tokens of a step, and a block more
 
 Source: vllm/v1/core/kv_cache_utils.py (get_kv_cache_groups, _get_kv_cache_groups_uniform_page_size,
 get_num_blocks, get_max_concurrency_for_kv_cache_config, _report_kv_cache_config),
-v1/kv_cache_interface.py (max_memory_usage_bytes). vLLM 0.19.
+v1/kv_cache_interface.py (max_memory_usage_bytes). vLLM 0.19. Recurrent layers: of 0.33
+platforms/interface.py (_align_hybrid_block_size), MambaSpec.max_memory_usage_bytes with "align",
+which the cache of prefixes asks for (model_executor/models/config.py), and
+model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py (get_kv_cache_spec).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from vrambudget.config.gpus import Gpu
 from vrambudget.models.parts.decoder import DecoderConfig
 
 _PAD_BELOW = 1.5  # a kind with so many times the layers of the other still sets the groups' size
@@ -27,10 +34,12 @@ class Groups:
 
     windows: tuple[int | None, ...]
     layers: int  # of each group, padding among them
+    state_blocks: int = 0  # of a request, in all groups of recurrent layers
 
     def blocks_of(self, tokens: int, step: int, block: int) -> int:
         """Return the blocks of a request of so many tokens, of which a step computes `step`."""
-        return sum(_blocks(window, tokens, step, block) for window in self.windows)
+        of_tokens = sum(_blocks(window, tokens, step, block) for window in self.windows)
+        return of_tokens + self.state_blocks
 
 
 def _blocks(window: int | None, tokens: int, step: int, block: int) -> int:
@@ -39,14 +48,36 @@ def _blocks(window: int | None, tokens: int, step: int, block: int) -> int:
     return -(-min(window - 1 + step, tokens) // block) + 1
 
 
-def groups_of(config: DecoderConfig, layers: range) -> Groups:
-    """Return the groups of these layers of a model."""
+class StatePages(NamedTuple):
+    """How recurrent layers keep states: how many of a request, in blocks of a multiple of tokens.
+
+    The running one, that at the end of the last whole block and, where FlashInfer's kernel computes
+    prefills (Hopper and newer), one within a prefill, at a multiple of 64 tokens.
+    """
+
+    kept: int
+    multiple: int
+
+    def block_of(self, token_bytes: int, state_bytes: int) -> int:
+        """Return the tokens of a block whose page has room for a state."""
+        return self.multiple * -(-state_bytes // (self.multiple * token_bytes))
+
+
+def state_pages(gpu: Gpu, block: int) -> StatePages:
+    """Return how states are kept on a GPU (_resolve_gdn_prefill_backend)."""
+    has_flashinfer = gpu.compute_capability >= (9, 0)
+    return StatePages(3, max(64, block)) if has_flashinfer else StatePages(2, block)
+
+
+def groups_of(config: DecoderConfig, layers: range, states_kept: int = 0) -> Groups:
+    """Return the groups of these layers of a model; a request keeps so many states of each."""
     kinds = [config.layer_kinds[layer] for layer in layers]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     least, most = min(counts.values()), max(counts.values())
     size = most if most < least * _PAD_BELOW else least
     windows: list[int | None] = []
+    state_blocks = states_kept * -(-counts.pop("linear_attention", 0) // size)
     for kind, count in counts.items():
         window = config.window if kind == "sliding_attention" else None
         windows += [window] * -(-count // size)
-    return Groups(tuple(windows), size)
+    return Groups(tuple(windows), size, state_blocks)

@@ -5,6 +5,7 @@
     by outputs   [N / tp, K]: q, k, v (each rank has a key-value head), gate, up, q_b, kv_b
     by inputs    [N, K / tp]: o, down, and what closes a block of a vision tower; biases are whole
     experts      [E, 2 I / tp, C], [E, C, I / tp]
+    recurrent    [N / tp, K]: in_proj_*, of several projections; a convolution's channels
     whole        all others: norms, routers, what projects pictures
     rotary       [positions, rotary width], one for each kind of layer
 
@@ -25,6 +26,7 @@ from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.windows import RotaryByKindConfig
 from vrambudget.serving.linear import Linear, Rotary
+from vrambudget.serving.tabled import TabledDecoder
 from vrambudget.units import round_up
 
 Shape = tuple[int, ...]
@@ -39,13 +41,16 @@ _MERGED = (  # of phi3 they are one parameter already
 _KEYS = frozenset({"k_proj", "v_proj"})
 _WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa"})
 _BY_INPUTS = frozenset({"o_proj", "down_proj", "out_proj", "fc2"})
-_BY_OUTPUTS = frozenset({"q_b_proj", "kv_b_proj", "fc1"})
+_RECURRENT = frozenset({"in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_a", "in_proj_b"})
+_BY_OUTPUTS = frozenset({"q_b_proj", "kv_b_proj", "fc1"}) | _RECURRENT
 _LAYER = re.compile(r"(?!.*vision_tower).*\blayers\.(\d+)\.")
 _known: dict[str, Mapping[str, Shape]] = {}
 
 
 def parameters_of(config: DecoderConfig) -> Mapping[str, Shape]:
     """Return the shapes of the model's parameters by their names, in order."""
+    if isinstance(config, TabledDecoder):
+        return config.shapes
     key = repr(config)
     if key not in _known:
         with recording(Platform(), ModelOptions()), on_meta():
@@ -128,8 +133,8 @@ class _Rank:
             yield rows * prod(shape[1:])
         elif last == "experts":
             yield from self._experts(name, leaf)
-        elif leaf == "sinks":
-            yield shape[0] // tp
+        elif leaf == "sinks" or last == "conv1d":
+            yield prod(shape) // tp
         elif last in _BY_INPUTS:
             K = shape[-1]
             row = Linear(module, (module,), K // tp, shape[:1], K)

@@ -52,8 +52,8 @@ _LARGEST = 16384, 512
 _MANY_GPUS = 4
 OUTSIDE = 0, 32 * _MIB  # measured on H100s: what loading takes besides tensors
 # Two pools, or no rule was ever held against a start.
-_NOT_HELD = frozenset(
-    {"deepseek_v2", "deepseek_v3", "gpt_oss", "gemma3", "gemma3_text", "granite", "qwen2_moe"}
+_HELD = frozenset(
+    {"gemma", "gemma2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"}
 )
 _LEAST_REQUESTS, _MOST_REQUESTS = 2048, 4096
 
@@ -96,7 +96,7 @@ def serve(config: DecoderConfig, gpu: Gpu, options: SglangOptions) -> SglangServ
 
 
 def _check(config: DecoderConfig, options: SglangOptions) -> None:
-    if config.model_type in _NOT_HELD:
+    if config.model_type not in _HELD:
         raise NotModelledError(
             f"{config.model_type} in SGLang is not modelled", hint="--engine vllm has rules for it"
         )

@@ -84,6 +84,9 @@ def _tried(
     try:
         how = quantisation_of(None, method, gpu, where="") if method else quantised
         serving = serve(config, gpu, options.changed(change), how)
+        if serving.lacks_states and serving.blocks[0]:
+            change = {**change, "max_num_seqs": serving.blocks[0]}
+            serving = serve(config, gpu, options.changed(change), how)
         if 0 < serving.longest_request < serving.max_model_len:
             length = min(serving.longest_request, USUAL_CONTEXT)
             change = {**change, "max_model_len": length}

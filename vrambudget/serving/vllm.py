@@ -2,7 +2,7 @@
 
     may take      ceil(utilization * capacity)
     weights       as loaded, merged (`serving.weights`)
-    activations   the larger of a step's MLP and the warm-up of the sampler over max_num_seqs rows
+    activations   of a step, as it is profiled (`serving.profiled`)
     outside       what the GPU's free memory falls by besides PyTorch's tensors in between:
                   kernels, libraries, NCCL's buffers. No rule says how much: it is measured, a range
     counts        of the second model runner's sampler (`serving.vllm_versions`)
@@ -13,8 +13,7 @@
 Of several GPUs the one with the fewest blocks decides for all.
 
 Source: vllm/v1/worker/gpu_worker.py (determine_available_memory), gpu_model_runner.py (profile_run,
-_dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults),
-model_executor/layers/fused_moe/fused_moe.py (TritonExperts.workspace_shapes).
+_dummy_sampler_run), engine/arg_utils.py (get_batch_defaults).
 vLLM 0.19 to 0.33, which differ as `serving.vllm_versions` says.
 Not modelled: quantised experts but gpt-oss's, speculative decoding, LoRA adapters, pictures but
 Gemma 3's, models of which each layer has a cache of another size.
@@ -27,20 +26,19 @@ from math import ceil
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.models.families.gemma3_images import Gemma3Config
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving import vllm_versions
-from vrambudget.serving.blocks import Groups, groups_of
-from vrambudget.serving.latent import attention_elements, prefill_context, workspace_bytes
-from vrambudget.serving.linear import Linear
+from vrambudget.serving.blocks import Groups, groups_of, state_pages
+from vrambudget.serving.latent import prefill_context, workspace_bytes
 from vrambudget.serving.mxfp4 import Mxfp4
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.outside import KERNELS_BYTES, expected_graphs, range_of
-from vrambudget.serving.parameters import layer_tensors
-from vrambudget.serving.quantised import Packed, Quantisation
+from vrambudget.serving.profiled import activations_bytes
+from vrambudget.serving.quantised import Quantisation
+from vrambudget.serving.tabled import TabledDecoder
 from vrambudget.serving.weights import (
     WHOLE_EXPERTS,
     kv_heads,
@@ -51,8 +49,6 @@ from vrambudget.serving.weights import (
 
 _GIB = 2**30
 _LARGE_GPU = 70 * _GIB
-_HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
-_PICTURE_TOKENS = 256  # of Gemma 3 (mm_tokens_per_image)
 _NOT_MODELLED = {
     "enable_expert_parallel": WHOLE_EXPERTS,
     "enable_lora": "adapters have weights of their own",
@@ -87,6 +83,15 @@ class Serving:
     first_start_bytes: int  # more activations while vLLM has nothing compiled yet
     first_start_tokens: tuple[int, int]
     error: str | None = None  # vLLM's own, where it does not start
+
+    @property
+    def lacks_states(self) -> bool:
+        """Whether requests that CUDA graphs are captured for have no state each.
+
+        vllm/config/compilation.py (resolve_cudagraph_mode_and_sizes).
+        """
+        has_graphs = self.graphs_bytes[1] > 0
+        return bool(self.groups.state_blocks and has_graphs and self.max_num_seqs > self.blocks[0])
 
     def requests(self, context: int) -> tuple[int, int]:
         """Return how many requests of so many tokens are held at once, least and most."""
@@ -127,10 +132,19 @@ def _error(found: Serving, gpu: Gpu, utilization: float) -> str | None:
         return f"CUDA out of memory while weights are loaded: they take {loaded:.2f} GiB"
     if free < found.weights_bytes + found.activations_bytes:
         return f"CUDA out of memory in the profiled step, beside {loaded:.2f} GiB of weights"
+    return _error_of_cache(found)
+
+
+def _error_of_cache(found: Serving) -> str | None:
     if found.cache_bytes[0] <= 0:
         return (
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
             " when initializing the engine."
+        )
+    if found.lacks_states:
+        return (
+            f"max_num_seqs ({found.max_num_seqs}) exceeds available Mamba cache blocks"
+            f" ({found.blocks[0]}): --max-num-seqs {found.blocks[0]}"
         )
     if found.longest_request < found.max_model_len:
         return (
@@ -143,6 +157,10 @@ def _error(found: Serving, gpu: Gpu, utilization: float) -> str | None:
 
 def _check(config: DecoderConfig, options: ServeOptions) -> None:
     tp = options.tensor_parallel_size
+    if "linear_attention" in config.layer_kinds and options.minor < vllm_versions.NEWEST:
+        raise NotModelledError(
+            f"states of recurrent layers are modelled of vLLM 0.{vllm_versions.NEWEST} alone"
+        )
     if config.num_attention_heads % tp:
         raise VramBudgetError(
             f"tensor_parallel_size is {tp}, which does not divide"
@@ -183,7 +201,15 @@ def _of_rank(
         options.minor, config.model_type, is_dense, quantised is not None
     )
     alone = options.minor >= vllm_versions.ALONE_IN_SEGMENTS
-    weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp, quantised=how, alone=alone)
+    weights = weight_bytes(
+        config,
+        layers,
+        itemsize=itemsize,
+        tp=tp,
+        quantised=how,
+        alone=alone,
+        rotary_tables=rules.has_rotary_tables,
+    )
     weights += workspace_bytes(gpu, options.minor) if isinstance(config, LatentConfig) else 0
     if options.cpu_offload_gb:
         most = int(options.cpu_offload_gb * _GIB)
@@ -191,7 +217,9 @@ def _of_rank(
     samples = layers.stop == config.num_hidden_layers
     sizes = step, seqs, prefill_context(longest, seqs, options.block_size)
     sampling = rules if samples else None
-    activations = _activations(config, gpu, options, sizes, sampling=sampling, quantised=quantised)
+    activations = activations_bytes(
+        config, gpu, options, sizes, sampling=sampling, quantised=quantised
+    )
     counted = rules.counted_bytes(seqs, config.vocab_size) * samples
     may_take = ceil(options.utilization * gpu.capacity_bytes)
     outside, _ = range_of(gpu, tp, options.pipeline_parallel_size)
@@ -211,10 +239,14 @@ def _of_rank(
                 f"kv_cache_memory_bytes is {cache[0]}; beside the weights there are {max(0, left)}"
                 f" bytes of {gpu.name}"
             )
-    groups, block = groups_of(config, layers), options.block_size
+    block: int = options.block_size
+    pages = state_pages(gpu, block)
+    groups = groups_of(config, layers, pages.kept)
     kv_itemsize = itemsize if options.kv_cache_dtype == "auto" else 1
     width = 2 * kv_heads(config, tp) * config.head_width  # of a token: keys and values
     width = config.latent_width if isinstance(config, LatentConfig) else width
+    if groups.state_blocks and isinstance(config, TabledDecoder):
+        block = pages.block_of(width * kv_itemsize, config.state_bytes(itemsize, tp))
     page = block * width * kv_itemsize
     in_flight = step * (
         1 if options.minor < vllm_versions.SEVERAL_STEPS else options.pipeline_parallel_size + 1
@@ -256,67 +288,6 @@ def _of_rank(
 
 def _pair(function: Callable[[int], int], values: tuple[int, int]) -> tuple[int, int]:
     return function(values[0]), function(values[1])
-
-
-def _activations(
-    config: DecoderConfig,
-    gpu: Gpu,
-    options: ServeOptions,
-    sizes: tuple[int, int, int],
-    *,
-    sampling: vllm_versions.VllmRules | None,
-    quantised: Quantisation | None,
-) -> int:
-    """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.
-
-    hidden states and residual [N, C]; gate and up [N, 2 I], their product [N, I]
-    AWQ's own kernel: the largest weights of a layer in 16 bit, while it multiplies
-    experts: two workspaces [N, k, max(I, C)] and [N, k, max(2 I, C)], which stay
-    latent attention: keys and values of `context` tokens, as a prefill in pieces makes them anew
-    logits [S, V] and their float32 copies; the first runner has random hidden states for them, and
-    a buffer of its kernel for top-k and top-p. `sampling`: None on ranks that do not
-    cuBLAS's workspace: from the first product on, which of quantised layers is the head's
-    """
-    step, seqs, context = sizes
-    itemsize, tp = options.itemsize, options.tensor_parallel_size
-    width, vocabulary = config.hidden_size, config.vocab_size
-    inner = getattr(config, "moe_intermediate_size", config.intermediate_size) // tp
-    hidden = step * width * itemsize
-    workspace = _HOPPER_WORKSPACE if gpu.compute_capability == (9, 0) else _WORKSPACE
-    mlp = 2 * hidden + 3 * step * inner * itemsize
-    if isinstance(quantised, Packed) and not quantised.repacked:
-        linears = [t.elements for t in layer_tensors(config, 0, tp) if isinstance(t, Linear)]
-        mlp += max(linears) * itemsize
-    if isinstance(config, MoeConfig | LatentConfig):
-        columns = max(inner, width) + max(2 * inner, width)
-        if isinstance(quantised, Mxfp4):
-            columns = quantised.workspace_columns(inner, width, gpu)
-        workspace += step * config.num_experts_per_tok * columns * itemsize
-        mlp = 3 * hidden
-    if isinstance(config, LatentConfig):
-        mlp = max(mlp, 2 * hidden + attention_elements(config, step, context, tp) * itemsize)
-    if quantised is None or isinstance(config, LatentConfig):
-        mlp += workspace
-    pictures = _pictures(config, step, itemsize)
-    if sampling is None:
-        return pictures + mlp
-    rows = (2 - sampling.is_second) * seqs * width * itemsize
-    sampler = (itemsize + sampling.copies * 4) * seqs * vocabulary
-    sampler += gpu.multiprocessors * vocabulary * 4 * (not sampling.is_second)
-    return pictures + max(mlp, hidden + rows + sampler + workspace)
-
-
-def _pictures(config: DecoderConfig, step: int, itemsize: int) -> int:
-    """Return what stays of the vision tower's profile: pixels, and embeddings of the step's tokens.
-
-    As many pictures as make a step's tokens [n, 3, S, S], and what they become [n tokens, C].
-    """
-    if not isinstance(config, Gemma3Config):
-        return 0
-    pictures = max(1, step // _PICTURE_TOKENS)
-    pixels: int = 3 * config.vision_config.image_size**2
-    embedded: int = _PICTURE_TOKENS * config.hidden_size
-    return pictures * (pixels + embedded) * itemsize
 
 
 def _longest(groups: Groups, blocks: int, longest: int, step: int, block: int) -> int:

@@ -33,6 +33,12 @@ _LISTED: Final[Mapping[str, int]] = {  # model types, and since when the second 
     "deepseek_v2": 24,
     "qwen2_moe": 24,
 }
+_BY_TRANSFORMERS = frozenset(
+    (  # noqa: SIM905 - one line each would be a page
+        "arcee dots1 flex_olmo glm hunyuan_v1_dense hunyuan_v1_moe olmo olmo2 olmo3 phi seed_oss"
+        " smollm3 starcoder2"
+    ).split()
+)  # in 0.33; smollm3 in every version
 _QUANTISED, _DENSE, _ALL = 24, 25, 29  # since when it has those
 
 
@@ -70,6 +76,15 @@ class VllmRules:
             return True
         first = _LISTED.get(self.model_type, _ALL)
         return self.minor >= (max(first, _QUANTISED) if self.is_quantised else first)
+
+    @property
+    def has_rotary_tables(self) -> bool:
+        """Whether the model is vLLM's own, which has tables on the GPU; transformers' has none.
+
+        model_executor/models/registry.py (_TRANSFORMERS_SUPPORTED_MODELS).
+        """
+        is_late = self.minor >= NEWEST or self.model_type == "smollm3"
+        return not (is_late and self.model_type in _BY_TRANSFORMERS)
 
     @property
     def takes_graphs(self) -> bool:

@@ -21,12 +21,15 @@ from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.serving.linear import Linear, Rotary
 from vrambudget.serving.parameters import layer_tensors, tensors_of
 from vrambudget.serving.quantised import Part, Quantisation
+from vrambudget.serving.tabled import TABLED, tabled
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.units import round_up
 
 _FAMILIES = frozenset(
-    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2"}
-    | {"gemma3", "gemma3_text", "phi3", "granite", "gpt_oss", "deepseek_v2", "deepseek_v3"}
+    (  # noqa: SIM905 - one line each would be a page
+        "deepseek_v2 deepseek_v3 exaone4 gemma gemma2 gemma3 gemma3_text glm4 gpt_oss granite llama"
+        " mistral mixtral olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3"
+    ).split()
 )
 WHOLE_EXPERTS = "whole experts on each GPU have workspaces of other sizes"
 _SCALES = 4  # of each attention, for queries, keys, values and probabilities in fp8
@@ -46,13 +49,15 @@ def load_decoder(
         raise VramBudgetError(f"quantization_config is {show(quantised)}: no object", where=where)
     if text_alone and isinstance(text, Mapping):
         values = {"model_type": f"{model_type}_text", **text}
+    if model_type in TABLED:
+        return tabled(values, where)
     if not isinstance(model_type, str) or model_type in _FAMILIES:
         config = load_config(values, config_class, where=where)
         if isinstance(config, DecoderConfig):
             return config
     raise NotModelledError(
         f"serving {model_type} is not modelled",
-        hint=f"there is {', '.join(sorted(_FAMILIES))}; its GGUF file with llama.cpp:"
+        hint=f"there is {', '.join(sorted(_FAMILIES | TABLED))}; its GGUF file with llama.cpp:"
         " `vrambudget run MODEL --gpu GPU`",
     )
 
@@ -75,16 +80,24 @@ def weight_bytes(
     tp: int,
     quantised: tuple[Quantisation, Gpu] | None = None,
     alone: bool = False,
+    rotary_tables: bool = True,
 ) -> int:
     """Return allocated bytes of the weights of one rank, which has these layers.
 
     `quantised`: how, and for which GPU's kernels; `alone`: with max_split_size_mb:20, as newer
-    versions load them. Raises NotModelledError.
+    versions load them; `rotary_tables`: whether those are on the GPU. Raises NotModelledError.
     """
     scales = [float32.itemsize] * _SCALES * len(layers)
     itemsizes = itemsize, itemsize
     allocator = _loaded(
-        config, layers, tp, itemsizes, quantised=quantised, last=scales, alone=alone
+        config,
+        layers,
+        tp,
+        itemsizes,
+        quantised=quantised,
+        last=scales,
+        alone=alone,
+        rotary_tables=rotary_tables,
     )
     return allocator.allocated_bytes
 
@@ -137,6 +150,7 @@ def _loaded(
     quantised: tuple[Quantisation, Gpu] | None = None,
     last: Iterable[int] = (),
     alone: bool = False,
+    rotary_tables: bool = True,
 ) -> CachingAllocator:
     """Return an allocator that holds a rank's weights, and `last` bytes of others.
 
@@ -148,7 +162,8 @@ def _loaded(
     wide = float32.itemsize if config.model_type in _WIDE_TABLES else itemsizes[1]
     for tensor in tensors_of(config, layers, tp):
         if isinstance(tensor, Rotary):
-            made.table(tensor, wide)
+            if rotary_tables:
+                made.table(tensor, wide)
         elif isinstance(tensor, int) or quantised is None or quantised[0].ignored.has(tensor):
             for elements in _elements(tensor):
                 made.make(elements * itemsizes[0])

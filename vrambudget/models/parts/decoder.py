@@ -33,7 +33,7 @@ from vrambudget.ops.elementwise import (
     mul_scalar,
 )
 
-LayerType = Literal["full_attention", "sliding_attention"]
+LayerType = Literal["full_attention", "sliding_attention", "linear_attention"]
 
 
 class Model(Module):
