@@ -32,9 +32,13 @@ ELSEWHERE = {
 
 
 def kept() -> set[tuple[str, str]]:
-    """Return (file, name) of what was found in the baseline, name "" for a file."""
+    """Return (file, name) of what was found in the baseline, name "" for a file.
+
+    Of vLLM, whose rules are those of several versions, in each that was checked.
+    """
     found = digests()
     keys = [key for name, version in BASELINE.items() for key in found[name][version]]
+    keys += [key for version in found["vllm"].values() for key in version]
     return {(file, name) for file, _, name in (key.partition("::") for key in keys)}
 
 

@@ -16,7 +16,7 @@ get_num_blocks, get_max_concurrency_for_kv_cache_config, _report_kv_cache_config
 v1/kv_cache_interface.py (max_memory_usage_bytes). vLLM 0.19. Recurrent layers: of 0.33
 platforms/interface.py (_align_hybrid_block_size), MambaSpec.max_memory_usage_bytes with "align",
 which the cache of prefixes asks for (model_executor/models/config.py), and
-model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py (get_kv_cache_spec).
+model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py (_resolve_gdn_prefill_backend).
 """
 
 from dataclasses import dataclass
@@ -63,10 +63,14 @@ class StatePages(NamedTuple):
         return self.multiple * -(-state_bytes // (self.multiple * token_bytes))
 
 
+def has_prefill_kernel(gpu: Gpu) -> bool:
+    """Whether FlashInfer's kernel computes prefills of recurrent layers, and not Triton's."""
+    return gpu.compute_capability >= (9, 0)
+
+
 def state_pages(gpu: Gpu, block: int) -> StatePages:
-    """Return how states are kept on a GPU (_resolve_gdn_prefill_backend)."""
-    has_flashinfer = gpu.compute_capability >= (9, 0)
-    return StatePages(3, max(64, block)) if has_flashinfer else StatePages(2, block)
+    """Return how states are kept on a GPU."""
+    return StatePages(3, max(64, block)) if has_prefill_kernel(gpu) else StatePages(2, block)
 
 
 def groups_of(config: DecoderConfig, layers: range, states_kept: int = 0) -> Groups:

@@ -49,7 +49,7 @@ def load_decoder(
         raise VramBudgetError(f"quantization_config is {show(quantised)}: no object", where=where)
     if text_alone and isinstance(text, Mapping):
         values = {"model_type": f"{model_type}_text", **text}
-    if model_type in TABLED:
+    if isinstance(model_type, str) and model_type in TABLED:
         return tabled(values, where)
     if not isinstance(model_type, str) or model_type in _FAMILIES:
         config = load_config(values, config_class, where=where)
