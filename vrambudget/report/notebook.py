@@ -6,22 +6,13 @@ themes.
 
 from vrambudget.budget import Budget
 from vrambudget.escaping import escape
+from vrambudget.files import text_beside
 from vrambudget.report.bar import bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS
 from vrambudget.report.ledger import Ledger, ledger
 from vrambudget.report.phrases import job_text, moments, notes, verdict
 
-_STYLE = (
-    "<style scoped>"
-    ".vrambudget{max-width:720px;font:14px/1.45 system-ui,sans-serif}"
-    ".vrambudget .bar{position:relative;display:flex;height:22px;margin:8px 0;"
-    "background:rgba(128,128,128,.15);border-radius:3px}"
-    ".vrambudget .edge{position:absolute;top:-4px;bottom:-4px;width:2px;background:currentColor}"
-    ".vrambudget table{border-collapse:collapse;margin:0;font-size:inherit}"
-    ".vrambudget td{padding:1px 14px 1px 0;text-align:left;border:0;background:none}"
-    ".vrambudget td.n{text-align:right;font-variant-numeric:tabular-nums}"
-    "</style>"
-)
+_STYLE = f"<style scoped>{text_beside(__file__, 'notebook.css')}</style>"
 _GOOD, _BAD, _QUIET = "#2a9d63", "#d9463d", "opacity:.7"
 
 
