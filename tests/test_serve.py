@@ -320,7 +320,7 @@ def test_a_language_model_alone_is_one_without_the_tower():
     assert alone["activations_bytes"] < whole["activations_bytes"]
 
 
-@pytest.mark.parametrize("name", ["minimax-m2", "google/gemma-4-e4b", "gemma-4-e4b-it"])
+@pytest.mark.parametrize("name", ["llama-4-scout", "google/gemma-4-e4b", "gemma-4-e4b-it"])
 def test_models_that_have_no_card_for_training_are_named_in_the_command(name, capsys):
     assert main(["serve", name, "--gpu", "rtx-4090"]) == 2
     assert f"vrambudget rehearse --gpu rtx-4090 -- vllm serve {name}" in capsys.readouterr().err

@@ -18,8 +18,8 @@ Shape = tuple[int, ...]
 
 TABLED = frozenset(
     (  # noqa: SIM905 - one line each would be a page
-        "arcee cohere2 dots1 ernie4_5_moe glm4_moe hunyuan_v1_moe olmoe qwen3_5_moe_text"
-        " qwen3_5_text qwen3_next"
+        "arcee cohere2 dots1 ernie4_5_moe glm4_moe granitemoe hunyuan_v1_moe minimax_m2 olmoe"
+        " qwen3_5_moe_text qwen3_5_text qwen3_next"
     ).split()
 )
 """Model types whose starts were rehearsed (`tests/records/serving/vllm-rehearsed-starts.jsonl`)."""
