@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from picture_schedules import merged, schedule_of
 
 from vrambudget.config.versions import installed_version
 from vrambudget.dtypes import float32
@@ -30,7 +31,6 @@ from vrambudget.recording.checking import UnequalError
 from vrambudget.recording.components import WAYS, Recorder
 from vrambudget.recording.diffusers import built, shortened
 from vrambudget.recording.merging import UnfitError
-from vrambudget.recording.pipelines import merged, schedule_of
 from vrambudget.recording.programs import PRECISIONS
 from vrambudget.recording.signatures import Component
 

@@ -12,6 +12,7 @@ A card has these keys; TOML has no null, in a component it is written "null".
     resolution = [480, 832]               if none is named: height, width
     frames = 81, frames_step = 4          if none are named; they are 4 n + 1
     tokens = [512]                        of a prompt, by tokenizer
+    trains_at = {...}                     sizes of the denoiser's program as the script has them
     lora_targets = [...]                  what diffusers' training script adapts
 
     [components.NAME]                     class = "diffusers.X", and its configuration
@@ -29,7 +30,7 @@ from vrambudget.config.cards import card_text, cards_folder, picture_names, plai
 from vrambudget.config.config_file import read_config
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
-_NOT_RECORDED = re.compile(r"(ltx-?2|flux\.?-?2|mochi)[-.\w]*")  # what people ask for
+_NOT_RECORDED = re.compile(r"(z-?image|ltx-?2|flux\.?-?2|mochi)[-.\w]*")  # what people ask for
 _INDEX = "model_index.json"
 _USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step": 0, "options": {}}
 

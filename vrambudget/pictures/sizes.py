@@ -8,9 +8,11 @@ and one of a component alone, have the batch that was asked for.
 from typing import Any
 
 from vrambudget.dtypes import DType, float32
+from vrambudget.errors import NotModelledError
 from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.parts import Part
-from vrambudget.program.form import Program
+from vrambudget.program.form import PIECES, Program
+from vrambudget.program.guards import holds
 from vrambudget.program.values import Values
 from vrambudget.training.inputs import Input
 
@@ -18,9 +20,22 @@ Sizes = dict[str, int]
 
 
 def sizes_of(job: PictureJob, part: Part, schedule: Program, call: str) -> Sizes:
-    """Return the sizes of a component's program in one call with the job's batch."""
-    if call == "encode":
-        return _of_images(job, part)
+    """Return the sizes of a component's program in one call with the job's batch.
+
+    Raises NotModelledError for a video of fewer pieces than recur in it.
+    """
+    found = _of_images(job, part) if call == "encode" else _of_call(job, part, schedule, call)
+    pieces = [guard for guard in part.program.guards if guard[4] == PIECES]
+    if not all(holds(guard, found) for guard in pieces):
+        fewest = 2 * job.card["frames_step"] + 1
+        raise NotModelledError(
+            f"{job.card['title']}: its {part.name} was recorded at {fewest} frames and more",
+            hint=f"--frames {fewest}",
+        )
+    return found
+
+
+def _of_call(job: PictureJob, part: Part, schedule: Program, call: str) -> Sizes:
     own = f"{part.name}.{call}"
     row = next(r for word, r in schedule.built if word == "run" and r[0] == own)
     once, twice = (_at(part, row, {**job.sizes, "batch": batch}) for batch in (1, 2))

@@ -46,7 +46,6 @@ from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.program.form import TYPES
-from vrambudget.program.guards import check_guards
 from vrambudget.tape.events import Purpose
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.inputs import on_device
@@ -93,6 +92,7 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
         register(model, tape)
         parameters = [p for p in model.parameters() if p.requires_grad]
         sizes = sizes_of(job, part, schedule_of(job), "forward")
+        sizes |= job.card.get("trains_at", {})
         with made_for(Purpose.INPUTS):
             batch = {key: on_device(x) for key, x in inputs_of(part, sizes, dtype).items()}
         part.model.numbers = numbers_of(part, sizes)
@@ -131,7 +131,6 @@ class _Encoding:
         self.part = Part(job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1)
         self.part.model.eval()
         self._sizes = sizes_of(job, self.part, schedule_of(job), "encode")
-        check_guards(self.part.program, self._sizes)
         self.part.arrive()
         self._batch: list[Tensor] = []  # a loop's variables, until the next step's take their place
         self._pictures: list[Tensor] = []

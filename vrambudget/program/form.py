@@ -58,6 +58,9 @@ TYPES: dict[str, DType] = {n: getattr(dtypes, n) for n in _NAMES} | {"bool": dty
 COUNT = "num_items_in_batch"
 """An input that Trainer gives beside labels while it trains: how many there are."""
 
+PIECES = "pieces of a video recur"
+"""Where a guard stands that a video has enough of them."""
+
 Row = tuple[str, Any]
 Case = dict[str, list[Any]]  # of a program: its jobs, by what decides about them
 USUAL = [False, True, True]  # flags of `at`: of a model's body, with gradients, under autocast

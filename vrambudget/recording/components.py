@@ -18,7 +18,7 @@ from vrambudget.engine.module import Module, register
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.reduce import mean_all
 from vrambudget.program.component import PlayedComponent
-from vrambudget.program.form import TYPES, Program
+from vrambudget.program.form import PIECES, TYPES, Program
 from vrambudget.recording.checking import Peaks, UnequalError
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.models import note_model
@@ -137,7 +137,7 @@ class Recorder:
         program.stacks = [row for row in program.stacks if row[3] is not None or row[5]]
         program.guards += whole_multiples(names)
         counts = [row[0][1:] for word, row in program.code if word == "repeat" and row[0][0] == "="]
-        program.guards += [[n, ">", "0", True, "pieces of a video recur"] for n in counts]
+        program.guards += [[n, ">", "0", True, PIECES] for n in counts]
         return program
 
     def _heard(self, component: Component, precision: str) -> Listener:

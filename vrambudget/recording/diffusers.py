@@ -106,10 +106,10 @@ DEPTHS = ("num_layers", "num_single_layers", "num_hidden_layers", "num_refiner_l
 def shortened(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     """Return a component's keys with few layers, and the depths that it has then.
 
-    Raises NotModelledError where some layers are named, which are unlike the others.
+    All its layers stay where some are named, which are unlike the others (SD 3.5 medium's).
     """
-    for key in [k for k, n in keys.items() if k.endswith("_layers") and isinstance(n, list)]:
-        raise NotModelledError(f"{key}: layers of a program are identical")
+    if any(key.endswith("_layers") and isinstance(n, list) for key, n in keys.items()):
+        return keys, {}
     found = {
         key: 5 + 2 * place
         for place, key in enumerate(DEPTHS)

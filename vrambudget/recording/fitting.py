@@ -135,14 +135,14 @@ class Fitter:
 
 
 def _two(v: Sequence[int], b: Sequence[int], g: Sequence[int]) -> tuple[Fraction, Fraction] | None:
-    """Return whole x, y with v = x b + y g, None where there are none."""
+    """Return x, y with v = x b + y g, quarters (patches of 2 x 2), None where there are none."""
     for i in range(1, len(v)):
         d = b[0] * g[i] - b[i] * g[0]
         if d:
-            x, rest = divmod(v[0] * g[i] - v[i] * g[0], d)
-            y, rest_y = divmod(b[0] * v[i] - b[i] * v[0], d)
+            x, rest = divmod(4 * (v[0] * g[i] - v[i] * g[0]), d)
+            y, rest_y = divmod(4 * (b[0] * v[i] - b[i] * v[0]), d)
             if rest or rest_y or not x or not y:
                 return None
-            fits = all(x * p + y * q == n for n, p, q in zip(v, b, g, strict=True))
-            return (Fraction(x), Fraction(y)) if fits else None
+            fits = all(x * p + y * q == 4 * n for n, p, q in zip(v, b, g, strict=True))
+            return (Fraction(x, 4), Fraction(y, 4)) if fits else None
     return None
