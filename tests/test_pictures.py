@@ -211,6 +211,12 @@ def test_a_video_vae_in_tiles_is_refused(capsys):
     assert "tiles of diffusers.AutoencoderKLLTXVideo" in capsys.readouterr().err
 
 
+def test_what_is_offloaded_need_not_be_on_the_gpu_together(capsys):
+    """SD 3.5 medium has 14.7 GiB of weights; its largest component 8.9."""
+    assert main(["sd3.5-medium", "--offload", "model", "--gpu", "12GB"]) == DONE
+    assert capsys.readouterr().out.startswith("FITS: 9.19 of 11.69 GiB")
+
+
 def test_a_report_names_the_phases_and_the_largest_of_them(capsys):
     assert main(["flux-dev", "--offload", "model", "--gpu", "80GB"]) == 0
     out = capsys.readouterr().out

@@ -89,7 +89,8 @@ def generated(job: PictureJob, platform: Platform) -> PictureTape:
                 parts.pop(name, None)
                 missing.append(f"{phase_of(name, call)} and the weights of the {name}: {error}")
         for part in parts.values():
-            part.arrive()
+            if job.offload == "none" or part.packs:  # others are never there together
+                part.arrive()
             register(part.model, tape)
             part.model.eval()
         schedule = PhaseMarker(parts, job.offload)

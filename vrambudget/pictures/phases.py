@@ -1,7 +1,8 @@
 """The schedule of a pipeline: which component runs, and what lies on the GPU meanwhile.
 
     none          all components, all the time
-    model         the one that runs: it goes to the GPU before its call, the one before it back
+    model         the one that runs: it goes to the GPU before its call, the one before it back,
+                  and PyTorch's cache is emptied between
     sequential    the weights of one layer, while it runs
     group         the same, as diffusers' group offload of leaves does without streams
 
@@ -13,7 +14,7 @@ A call of a component is a phase of the tape: encode text, encode images, denois
 
 Source: diffusers/pipelines/pipeline_utils.py (enable_model_cpu_offload,
 enable_sequential_cpu_offload), hooks/group_offloading.py, hooks/layerwise_casting.py;
-accelerate/hooks.py (CpuOffload.pre_forward, AlignDevicesHook).
+accelerate/hooks.py (CpuOffload.pre_forward, with clear_device_cache; AlignDevicesHook), 1.15.
 Not modelled: groups of several blocks, and streams that load them ahead.
 """
 
@@ -54,14 +55,16 @@ class PhaseMarker:
 
     def before(self, name: str, call: str) -> None:
         """Do what is done before a component's call."""
+        left = bool(self._waiting)
         while self._waiting:
             self._waiting.pop().leave()
         part, phase = self.parts[name], phase_of(name, call)
         moves = self.offload == "model" and self._loaded is not part
         if moves and self._loaded is not None:
             self._loaded.leave()
-        if phase != self._phase:
-            context.tape.mark(0, phase)
+            left = True
+        if left or phase != self._phase:
+            context.tape.mark(0, phase, empties_cache=left)
             self._phase = phase
         if moves:
             part.arrive()
