@@ -96,6 +96,18 @@ def test_a_pipeline_has_the_sequences_of_all_ranks_in_one_step():
     assert again.device.peak_bytes == choice.peak_bytes
 
 
+def test_layouts_of_a_recorded_model_are_found_with_their_largest_batch():
+    sizes = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3}
+    model = {"model_type": "vit", "intermediate_size": 768, "image_size": 224, **sizes}
+    found = vrambudget.plan(model, gpu="2xrtx-3090", goal="lora")
+    first = found.choices[0]
+    assert first.fields["batch"] > 1000
+    for batch, fits in ((0, True), (1, False)):
+        fields = {**first.fields, "batch": first.fields["batch"] + batch}
+        budget = vrambudget.estimate(model, gpu="2xrtx-3090", **fields)
+        assert (budget.device.headroom_bytes >= first.nccl_bytes) is fits
+
+
 def test_accumulation_without_reducing_reduces_once():
     often = job(parallel="ddp", ranks=2, grad_accum=4)
     once = job(parallel="ddp", ranks=2, grad_accum=4, no_sync=True)

@@ -21,7 +21,6 @@ from vrambudget.engine.module import Module
 from vrambudget.planning.lower_bound import ITEM_BYTES
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
-from vrambudget.tape.events import Tape
 
 _FEW = 3
 _EACH_TRACED, _COPIED = 8, 48  # layers from which on a few take less time than all of them
@@ -56,15 +55,16 @@ class FewLayers:
                 kinds_of(layers[0])[0]
             )
 
-    def least_bytes(self, job: Job) -> int:
-        """Return what `job` takes at least on its rank; 0 where that is not known."""
+    def least_bytes(self, job: Job, *, pays: bool = False) -> int:
+        """Return the least of a job's rank; 0: not known, or (unless it `pays`) no sooner."""
         layout, stages = job.layout, job.layout.pp * job.stages_per_rank
         if not self.identical or layout.data not in _BOUNDED or self.layers % stages:
             return 0
-        few, more = _FEW * stages, (_FEW + 1) * stages
-        if self.layers < stages * (_EACH_TRACED if layout.data == "deepspeed3" else _COPIED):
+        few = _FEW * stages
+        layers = _EACH_TRACED if pays or layout.data == "deepspeed3" else _COPIED
+        if self.layers < stages * layers:
             return 0
-        phases = zip(self._peaks(job, few), self._peaks(job, more), strict=True)
+        phases = zip(self._peaks(job, few), self._peaks(job, few + stages), strict=True)
         steps = (self.layers - few) // stages
         least = max(less + steps * (more - less) for less, more in phases)
         return least - _limited_bytes(job)
@@ -74,13 +74,8 @@ class FewLayers:
         config = self.scenario.config.model_copy(update={self.depth: layers})
         twice = job.model_copy(update={"steps": min(job.steps, _STEPS)})
         tape = simulate(config, twice, self.scenario.platform).tape
-        begins = [mark.position for mark in tape.marks if mark.position >= built(tape)]
+        begins = [mark.position for mark in tape.marks if mark.position >= tape.built()]
         return [*map(tape.peak_requested_bytes, begins, [*begins[1:], None])]
-
-
-def built(tape: Tape) -> int:
-    """Return the event with which counters begin: the model is there."""
-    return max((mark.position for mark in tape.marks if mark.resets_allocator), default=0)
 
 
 def _limited_bytes(job: Job) -> int:

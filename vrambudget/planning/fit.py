@@ -168,7 +168,7 @@ class Search:
             fits=fit,
         )
         limit = self.limit * peak.requested_bytes // peak.reserved_bytes
-        guess = largest_by(tape, n, limit) if fit else None
+        guess = largest_by(tape, n, limit)[0] if fit else None
         return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fit, guess)
 
     def largest(self) -> int:

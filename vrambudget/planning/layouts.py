@@ -61,6 +61,11 @@ class LayoutChoice:
     trains: Trained
     is_most_frugal: bool = False  # whether no other of its kind takes less of a GPU
 
+    @property
+    def kind(self) -> tuple[Trained, bool]:
+        """What is trained, whether layers run again: layouts alike in it take similar batches."""
+        return self.trains, self.fields["checkpointing"] != "none"
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:

@@ -12,6 +12,7 @@ that all share (`planning.layouts.seconds_per_sequence`).
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.per_rank import nccl, unlike
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.choices import Choice, command, fields_of
-from vrambudget.planning.few_layers import FewLayers, built
+from vrambudget.planning.few_layers import FewLayers
 from vrambudget.planning.layouts import (
     CHECKPOINTING,
     GOALS,
@@ -38,8 +39,8 @@ from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES
 from vrambudget.planning.search import Try, largest_by, largest_that_fits
 from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
-from vrambudget.simulate import Recording, simulate
-from vrambudget.tape.replay import replay
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import reserved_up_to
 
 if TYPE_CHECKING:
     from vrambudget.planning.plan import Wish
@@ -50,6 +51,7 @@ class Usage(NamedTuple):
 
     peak_bytes: int  # reserved
     batch: int  # the largest that should fit, by what of this one grows with a batch
+    most: int  # the same by what tensors ask for alone
     fits: bool
     host_bytes: int
     parameters: int
@@ -90,9 +92,8 @@ class Planner:
         self.scenario, self.wish, self.gpu, self.progress = scenario, wish, scenario.gpu, progress
         self.limit = self.gpu.available_bytes - wish.margin_bytes
         self.tried: dict[tuple[str, int], Job | None] = {}
-        self.made = dict[int, Callable[[], Recording]]()  # by batch: of one trace
-        self.made_of = scenario
         self.usage: dict[Job, Usage] = {}
+        self.usual = dict[tuple[str, bool], int]()  # by kind: the last layout's largest batch
         self.refused = Counter[str]()  # by reason: layouts that have no rule
         self.modelled_layouts = set[str]()
         self.parameters = count_parameters(scenario)
@@ -145,22 +146,41 @@ class Planner:
         return None
 
     def _largest(self, layout: LayoutChoice) -> Choice | None:
-        job, each = self._first(layout), self.wish.per_step
+        each = self.wish.per_step
         has_batch = each is None and {"batch", "grad_accum"} & {*self.wish.named}
-        if job is None or "microbatches" in layout.fields or has_batch:
+        if "microbatches" in layout.fields or has_batch:
             return self._choice(layout)
-        each = each and each // layout.gpus  # sequences that a rank has in a step
-        tried = dict[int, Job]()
+        choice, usual = None, self.usual.get(layout.kind, 0)
+        with suppress(VramBudgetError):  # which a batch of one may not meet
+            is_near = usual > (each is None) and self._is_wanted(layout)
+            if is_near and self._may_fit(job := self._job(layout)):
+                choice = self._searched(layout, job, usual)
+        if choice is None and (first := self._first(layout)):
+            choice = self._searched(layout, first, 1)
+        self.usual[layout.kind] = choice.fields.get("batch", 1) if choice else 0
+        return choice
+
+    def _searched(self, layout: LayoutChoice, job: Job, start: int) -> Choice | None:
+        """Return a layout with the largest batch that fits; the first try is near `start`."""
+        each = self.wish.per_step and self.wish.per_step // layout.gpus  # a rank's in a step
+        sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
+        tried, most = dict[int, Job](), MOST_SEQUENCES
 
         def attempt(batch: int) -> Try:
+            nonlocal most
             times = job.grad_accum if each is None else each // batch
             base = variant(replace(self.scenario, job=job), batch=batch)
-            tried[batch] = variant(base, grad_accum=times).job
-            usage = self._usage(tried[batch])
+            tried[batch] = here = variant(base, grad_accum=times).job
+            few = self._traced(here)
+            least = self.few_layers.least_bytes(few, pays=True) if batch > most else 0
+            if least > self._room(here):
+                return Try(least, 0, fits=False)
+            usage = self._usage(here)
+            most = usage.most if usage.fits else most
             return Try(usage.peak_bytes, 0, usage.fits, usage.batch)
 
-        sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
-        batch = largest_that_fits(sizes, attempt, start=sizes[0], limit=self.limit)
+        batch = largest_that_fits(sizes, attempt, start=start, limit=self.limit)
+        self.modelled_layouts.add(layout.name)
         # Where ranks differ, another may reserve more than the first.
         for smaller in sorted((n for n in tried if n <= (batch or 0)), reverse=True):
             if choice := self._of_all_ranks(layout, tried[smaller]):
@@ -216,15 +236,15 @@ class Planner:
         if not self._is_wanted(layout):
             return None
         job = self._job(layout)
-        room = self._room(job)
-        trainable = self.parameters if job.lora_rank is None else 0
-        fits = (
-            least_bytes(job, self.parameters, trainable) <= room
-            and self.few_layers.least_bytes(job) <= room
-            and self._usage(job).fits
-        )
+        fits = self._may_fit(job, pays=self.usual.get(layout.kind) == 0) and self._usage(job).fits
         self.modelled_layouts.add(layout.name)
         return job if fits else None
+
+    def _may_fit(self, job: Job, *, pays: bool = False) -> bool:
+        """Return whether what a job takes at least has room."""
+        room, trainable = self._room(job), self.parameters if job.lora_rank is None else 0
+        least = least_bytes(job, self.parameters, trainable)
+        return least <= room and self.few_layers.least_bytes(job, pays=pays) <= room
 
     def _is_wanted(self, layout: LayoutChoice) -> bool:
         """Return whether a recipe may be of this layout; a job that cannot be is refused later."""
@@ -234,38 +254,28 @@ class Planner:
             return True
 
     def _usage(self, job: Job) -> Usage:
-        """Return what a job's rank takes; of a step that is divided, a few micro-batches tell."""
-        if self.wish.per_step is not None:
-            job = job.model_copy(update={"grad_accum": min(job.grad_accum, MOST_TRACED)})
+        """Return what a job's rank takes."""
+        job = self._traced(job)
         if job not in self.usage:
             self.progress()
             self.usage[job] = self._simulated(job)
         return self.usage[job]
 
-    def _simulated(self, job: Job) -> Usage:
-        made = self._recording(job)
-        rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
-        room, requested = self._room(job), made.tape.peak_requested_bytes(built(made.tape))
-        reserved = requested if requested > room else replay(made.tape).peak.reserved_bytes
-        fits = reserved <= room
-        batch = largest_by(made.tape, job.batch, room * requested // reserved) if fits else 0
-        return Usage(reserved, batch, fits, *rest)
+    def _traced(self, job: Job) -> Job:
+        """Return what is traced of a job: of a step that is divided, a few micro-batches tell."""
+        if self.wish.per_step is None:
+            return job
+        return job.model_copy(update={"grad_accum": min(job.grad_accum, MOST_TRACED)})
 
-    def _recording(self, job: Job) -> Recording:
-        """Return the recording of a job; batches next to a larger one are of one trace with it."""
-        here = replace(self.scenario, job=job)
-        is_alone = job.batch == 1 or self.wish.per_step is not None or job.layout.pp > 1
-        if is_alone or job.shortest is not None:
-            return simulate(here.config, job, here.platform)
-        if job.batch not in self.made or variant(self.made_of, batch=job.batch).job != job:
-            try:
-                from vrambudget.planning.shared_tape import recordings  # noqa: PLC0415 - slow
-            except ImportError:  # it needs NumPy, which one GPU's plan and a plain install do not
-                return simulate(here.config, job, here.platform)
-            near = 2 + job.batch // 4
-            batches = range(max(2, job.batch - near), job.batch + near + 1)
-            self.made_of, self.made = here, dict(recordings(here, batches))
-        return self.made[job.batch]()
+    def _simulated(self, job: Job) -> Usage:
+        made = simulate(self.scenario.config, job, self.scenario.platform)
+        rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
+        room, requested = self._room(job), made.tape.peak_requested_bytes(made.tape.built())
+        reserved = requested if requested > room else reserved_up_to(room, made.tape)
+        fits = reserved <= room
+        limits = room * requested // reserved, room
+        batch, most = largest_by(made.tape, job.batch, *limits) if fits else (0, 0)
+        return Usage(reserved, batch, most, fits, *rest)
 
     def _room(self, job: Job) -> int:
         """Return what PyTorch has beside NCCL's buffers at their largest, and the margin."""

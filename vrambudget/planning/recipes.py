@@ -253,7 +253,7 @@ class _Kitchen:
             peaks[batch] = peak.reserved_bytes
             does_fit = fits(tape, peak, self.limit)
             limit = self.limit * peak.requested_bytes // peak.reserved_bytes
-            guess = largest_by(tape, batch, limit) if does_fit else None
+            guess = largest_by(tape, batch, limit)[0] if does_fit else None
             return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), does_fit, guess)
 
         batch = largest_that_fits(self.sizes, attempt, start=start, limit=self.limit)

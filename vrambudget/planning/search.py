@@ -46,16 +46,17 @@ def model_bytes(breakdown: Mapping[str, int]) -> int:
     return sum(breakdown[part] for part in _OF_THE_MODEL)
 
 
-def largest_by(tape: Tape, size: int, limit: int) -> int:
-    """Return the largest size that should ask for no more than `limit`, by the tape of one.
+def largest_by(tape: Tape, size: int, *limits: int) -> list[int]:
+    """Return the largest size that should ask for no more than each limit, by the tape of one.
 
     What a pass has alive that is not of the model grows with the size.
     """
     begin, end = tape.last_passes()
     grows = [0 if p in _OF_NO_BATCH else n for p, n in zip(tape.purposes, tape.sizes, strict=True)]
     growing = replace(tape, sizes=grows).alive_bytes(begin, end)
-    rooms = zip(tape.alive_bytes(begin, end), growing, strict=True)
-    return min((size * (limit - alive + n) // n for alive, n in rooms if n), default=size)
+    both = zip(tape.alive_bytes(begin, end), growing, strict=True)
+    rest = {(n - alive, n) for alive, n in both if n}
+    return [min((size * (limit + r) // n for r, n in rest), default=size) for limit in limits]
 
 
 def largest_that_fits(

@@ -9,9 +9,8 @@ Moments are those where an allocation comes before a free (no other can be highe
 that another moment exceeds in every count.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from vrambudget.engine.sizes import forget
 from vrambudget.planning.size_vector import SizeVector, by_regime
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
-from vrambudget.simulate import Recording, simulate
+from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.packing import change_of, storage_of
 
@@ -66,9 +65,7 @@ class SharedTape:
         born = change_of(events) > 0
         storages = storage_of(events)
         changes = change_of(events) * weights[storages]
-        resets = (mark.position for mark in self.tape.marks if mark.resets_allocator)
-        reset = max(resets, default=0)
-        ends = _highest_moments(born, reset)  # events after which a moment is over
+        ends = _highest_moments(born, self.tape.built())  # events after which a moment is over
         width = len(vectors) + 1
         place = np.searchsorted(ends, np.arange(len(events))) * width + columns[storages]
         summed = np.bincount(place, changes, (len(ends) + 1) * width)
@@ -78,38 +75,14 @@ class SharedTape:
 
 def shared_tapes(scenario: Scenario, batches: Sizes, blocks: Sizes) -> Iterator[SharedTape]:
     """Yield tapes of all points (batch, block): as few as the rules' decisions allow."""
-    for indices, made in _traced(scenario, batch=batches, block=blocks):
-        yield SharedTape(indices, made.tape)
 
+    def record(batch: SizeVector, block: SizeVector) -> Tape:
+        here = variant(scenario, batch=batch, block=block)
+        return simulate(here.config, here.job, here.platform).tape
 
-def recordings(
-    scenario: Scenario, batches: Sequence[int]
-) -> Iterator[tuple[int, Callable[[], Recording]]]:
-    """Yield each batch with what returns its recording: that of `simulate` of that batch alone."""
-    for indices, made in _traced(scenario, batch=np.array(batches)):
-        for place, index in enumerate(indices.tolist()):
-            yield batches[index], partial(_at, made, place)
-
-
-def _at(made: Recording, place: int) -> Recording:
-    """Return the recording of one of its tape's points."""
-    sizes = [
-        int(size.values[place]) if isinstance(size, SizeVector) else size
-        for size in made.tape.sizes
-    ]
-    return replace(made, tape=replace(made.tape, sizes=sizes))
-
-
-def _traced(
-    scenario: Scenario, **fields: Sizes
-) -> Iterator[tuple[npt.NDArray[np.intp], Recording]]:
-    def record(*sizes: SizeVector) -> Recording:
-        here = variant(scenario, **dict(zip(fields, sizes, strict=True)))
-        return simulate(here.config, here.job, here.platform)
-
-    for indices, made in by_regime(record, tuple(fields.values()), len(fields["batch"])):
+    for indices, tape in by_regime(record, (batches, blocks), len(batches)):
         forget()
-        yield indices, made
+        yield SharedTape(indices, tape)
 
 
 def _highest_moments(born: npt.NDArray[np.bool_], reset: int) -> npt.NDArray[np.intp]:

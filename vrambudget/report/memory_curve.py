@@ -106,7 +106,7 @@ def memory_curve(tape: Tape, job: Job, available_bytes: int | None = None) -> Me
         starts += [b[0] for b in part] or [start] * len(steps)
         spans.append(PhaseSpan(mark.step, mark.phase, at, at := len(columns.found)))
     # As `max_memory_allocated` counts: from where the loop resets it, once the model is built.
-    since = max((mark.position for mark in tape.marks if mark.resets_allocator), default=0)
+    since = tape.built()
     counted = (i for i, column in enumerate(columns.found) if column.event >= since)
     peak = max(counted, key=lambda i: columns.found[i].allocated_bytes)
     full = full_on(tape, available_bytes) if available_bytes is not None else None

@@ -128,6 +128,10 @@ class Tape:
         """Return the most bytes that are asked for at once, from `start` to `end`."""
         return max(self.alive_bytes(start, end))
 
+    def built(self) -> int:
+        """Return the event with which counters begin: the model is there."""
+        return max((mark.position for mark in self.marks if mark.resets_allocator), default=0)
+
     def last_passes(self) -> tuple[int, int]:
         """Return from where to where the last forward and backward passes are."""
         begins = {mark.phase: mark.position for mark in self.marks}

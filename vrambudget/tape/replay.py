@@ -119,6 +119,17 @@ def replay(tape: Tape, may_decide: Callable[[int], bool] = lambda _: True) -> Re
     )
 
 
+def reserved_up_to(limit: int, tape: Tape) -> int:
+    """Return the peak of reserved bytes; of the phases up to the one that is past `limit`."""
+    allocator, built = allocator_for(tape), tape.built()
+    for mark, _ in run(tape, allocator):
+        if mark.resets_allocator:
+            allocator.reset_peaks()
+        elif mark.position >= built and allocator.peak_reserved_bytes > limit:
+            break
+    return allocator.peak_reserved_bytes
+
+
 def replay_on(tape: Tape, available_bytes: int) -> OutOfMemory | None:
     """Return how a GPU with `available_bytes` for segments is full, None where it never is."""
     full = full_on(tape, available_bytes)
