@@ -130,10 +130,18 @@ def test_a_patch_fits_its_image():
 
 
 def test_t5_knows_its_feed_forward_layers():
-    assert family("t5", feed_forward_proj="gated-gelu").activation == "gelu_new"
-    assert family("t5", feed_forward_proj="gated-silu").is_gated
-    with pytest.raises(VramBudgetError, match="feed_forward_proj is 'gated-geglu'"):
-        family("t5", feed_forward_proj="gated-geglu")
+    """A gate is a projection [8, 24] more in each of four layers; its checkpoints scale nothing."""
+    sizes = {"d_model": 8, "d_ff": 24, "d_kv": 4, "num_heads": 2, "vocab_size": 16, "num_layers": 2}
+    plain = weights(family("t5", **sizes), "seq2seq-lm")
+    own = {**sizes, "tie_word_embeddings": False}
+    for gated in ("gated-gelu", "gated-silu"):
+        found = weights(family("t5", **own, feed_forward_proj=gated), "seq2seq-lm")
+        assert found == plain + 4 * 8 * 24
+    head = family("t5", **own, feed_forward_proj="gated-gelu", head_of_its_own=True)
+    assert weights(head, "seq2seq-lm") == plain + 4 * 8 * 24 + 16 * 8
+    for wrong in ("gated-geglu", "half-gelu", 3):
+        with pytest.raises(VramBudgetError, match=f"feed_forward_proj is {wrong!r}"):
+            family("t5", **own, feed_forward_proj=wrong)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])

@@ -15,8 +15,6 @@ from vrambudget.tape.replay import replay
 LAYERS = {
     "gpt2": "n_layer",
     "nanogpt": "n_layer",
-    "mt5": "num_layers",
-    "t5": "num_layers",
     "titan": "n_layers",
 }
 OPTIONS = {
@@ -81,7 +79,6 @@ REPLICATED = {
 ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3"}
 # of 20 layers; four, where nothing is said
 TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
-TRACED |= {"mt5": 40, "t5": 40}  # which share tensors that want gradients
 
 
 def scenario_of(name, fields, values=None, layers=9):

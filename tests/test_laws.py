@@ -28,7 +28,6 @@ DECODER = {
 }
 GROUPED = {**DECODER, "num_key_value_heads": 2}
 EXPERTS = {**GROUPED, "num_experts_per_tok": 2}
-T5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "vocab_size": 50}
 GEMMA3 = {**GROUPED, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2}
 LATENT = {**DECODER, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_routed_experts": 4}
 LATENT |= {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
@@ -83,8 +82,6 @@ TINY: dict[str, dict[str, Any]] = {
     "seed_oss": {**GROUPED, "head_dim": 16},
     "smollm3": {**GROUPED, "no_rope_layer_interval": 2},
     "starcoder2": {**GROUPED, "sliding_window": 8, "embedding_dropout": 0.1},
-    "t5": T5,
-    "mt5": T5,
     "titan": {"dim": 32, "hidden": 48, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
     | {"vocab_size": 50},
 }

@@ -453,7 +453,7 @@ def abandoning(run: Run) -> dict[str, Any]:
         abandoning,
     ],
 )
-@pytest.mark.parametrize(("name", "task"), [("gpt2", "causal-lm"), ("t5", "seq2seq-lm")])
+@pytest.mark.parametrize(("name", "task"), [("gpt2", "causal-lm"), ("llama", "seq-cls")])
 def test_a_loop_of_one_s_own_is_right_without_a_word_about_speed(
     loop: Any, name: str, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,11 +84,6 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any], Callable[..., 
         lambda a: elementwise.where_scalar(empty((T, C), dtypes.bool_), a),
         lambda a: torch.where(torch.ones(T, C, dtype=torch.bool), a, 0.0),
     ),
-    "clamp": (
-        [(B, T, C)],
-        lambda a: clamp.clamp(a, empty((), dtypes.float32), empty((), dtypes.float32)),
-        lambda a: torch.clamp(a, min=torch.tensor(-1.0), max=torch.tensor(1.0)),
-    ),
     "patch convolution": (
         [(B, 3, 8, 8), (O, 3, 4, 4), (O,)],
         convolution.convolution,

@@ -40,8 +40,6 @@ TINY = {
     },
     "deepseek_v2": {"num_hidden_layers": 2, "num_experts_per_tok": 2},
     "hunyuan_v1_dense": {"num_hidden_layers": 2, "head_dim": 128},
-    "t5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
-    "mt5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
 }
 WITHOUT_SDPA = {"gpt_oss"}
 SIZES = {"batch": 4, "block": 32}

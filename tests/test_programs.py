@@ -180,6 +180,30 @@ def test_what_is_generated_is_played_of_a_program_for_each_call():
     assert kept == 2 * (3 + 9) * 2 * 32 * 2 + 2 * 8  # of own and prompt's tokens, and two lengths
 
 
+def test_checkpoints_of_t5_cache_nothing():
+    """Its decoder caches in training, too: 2 x 3 layers' keys and values are new by `cat`."""
+    model = {"model_type": "mt5", "d_model": 32, "vocab_size": 40, "num_layers": 3}
+    made = []
+    for how in ("none", "full"):
+        scenario = resolve(model, batch=2, block=9, steps=1, checkpointing=how, optimizer="none")
+        tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+        made.append(tape.operations.count("cat"))
+    assert made == [2 * 2 * 3, 0]
+
+
+def test_a_cast_that_is_left_out_in_float32_is_recorded():
+    """T5's norm casts where its weights have 16 bit; else the cast is the states themselves."""
+    torch = pytest.importorskip("torch")
+    home = pytest.importorskip("transformers.models.t5.modeling_t5")
+    casting = pytest.importorskip("vrambudget.recording.casts").casting
+    norm, x = home.T5LayerNorm(4), torch.ones(2, 4)
+    own = home.T5LayerNorm.forward
+    with casting("t5"):
+        assert home.T5LayerNorm.forward is not own
+        assert torch.equal(norm(x), own(norm, x))
+    assert home.T5LayerNorm.forward is own
+
+
 @pytest.mark.parametrize("name", ["mbart", "biogpt"])
 def test_tables_that_multiply_require_gradients_for_adapters_with_checkpoints(name):
     """As PEFT has input embeddings do; of programs they were calls of no module."""

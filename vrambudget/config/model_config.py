@@ -132,6 +132,9 @@ class ModelConfig(Settings):
     forces_last_token: ClassVar[bool] = False
     """Whether `generate` ends with a token that its configuration names (forced_eos_token_id)."""
 
+    depths: ClassVar[tuple[int | None, int | None]] = None, None
+    """Layers of an encoder-decoder's decoder, and of a cache that is made like the encoder."""
+
     has_experts: ClassVar[bool] = False
     """Whether its layers are mixtures of experts."""
 

@@ -9,7 +9,6 @@ from vrambudget.errors import NotModelledError
 from vrambudget.inference import forward, generate
 from vrambudget.inference.caches import cache_of, windows_of
 from vrambudget.inference.settings import GenerateSettings
-from vrambudget.models.families.t5 import T5Config
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.training.loops.run import LoopSettings
 
@@ -47,12 +46,13 @@ def _forward(model: Module, config: ModelConfig, job: Job, settings: LoopSetting
     )
 
 
-def _check_layers(config: T5Config) -> None:
-    """Raise where generate fails: its cache has as many layers as the encoder."""
-    if config.decoder_layers > config.num_hidden_layers:
+def _check_layers(config: ModelConfig) -> None:
+    """Raise where generate fails: T5's cache has as many layers as the encoder."""
+    depth, of_encoder = config.depths
+    if depth is not None and of_encoder is not None and depth > of_encoder:
         raise NotModelledError(
-            f"a cache of {config.decoder_layers} decoder layers is not modelled: generate makes as"
-            f" many as the encoder has, {config.num_hidden_layers}, and fails",
+            f"a cache of {depth} decoder layers is not modelled: generate makes as many as the"
+            f" encoder has, {of_encoder}, and fails",
             hint="--cache none works",
         )
 
@@ -65,7 +65,7 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
             " `vrambudget rehearse --gpu GPU -- python generate.py` runs a script as it is",
         )
     assert job.prompt is not None  # noqa: S101 - resolved by the caller
-    if job.cache != "none" and isinstance(config, T5Config):
+    if job.cache != "none":
         _check_layers(config)
     begins_with = 1 if job.task == "seq2seq-lm" else job.prompt  # tokens, for the decoder
     return GenerateSettings(

@@ -10,9 +10,7 @@ from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
 _CONFIG_CLASSES = {
     "gemma3": ("gemma3_images", "Gemma3Config"),
-    "mt5": ("t5", "MT5Config"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
-    "t5": ("t5", "T5Config"),
     "titan": ("titan", "TitanConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""

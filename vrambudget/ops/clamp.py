@@ -9,29 +9,11 @@ clamp_backward_min_max);
 aten/src/ATen/native/TensorCompare.cpp (isinf: abs, then a comparison; isfinite).
 """
 
-from vrambudget.dtypes import bool_, float32
+from vrambudget.dtypes import bool_
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty, empty_like
 from vrambudget.ops.elementwise import iterated_strides
-from vrambudget.ops.reduce import with_partial_sums
-
-
-def clamp(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-    """Return x between two scalars that require no gradient."""
-    wanted = x.requires_grad
-    kept = keep(x, when=wanted), keep(highest, when=wanted), keep(lowest, when=wanted)
-    context.operation = "clamp"
-    y = empty_like(x)
-
-    def backward(dy: Tensor) -> Tensor:
-        zero = empty((), dy.dtype)
-        above, below = empty_like(dy, bool_), empty_like(dy, bool_)
-        dx = empty_like(dy)
-        del below, above, zero
-        return dx
-
-    return record("clamp", y, inputs=(x,), saved=kept, backward=backward)
 
 
 def clamp_to_numbers(x: Tensor, *, both: bool) -> Tensor:
@@ -63,24 +45,3 @@ def is_finite(x: Tensor) -> Tensor:
     both = empty_like(x, bool_)
     del is_number, magnitude, is_bounded
     return both
-
-
-def any_infinite(x: Tensor) -> Tensor:
-    """Return torch.isinf(x).any(), a bool scalar."""
-    context.operation = "isinf"
-    absolute = empty_like(x)
-    is_infinite = empty_like(x, bool_)
-    del absolute
-    context.operation = "any"
-    y = empty((), bool_)
-    with_partial_sums(is_infinite, tuple(range(x.ndim)), accumulator=1)
-    return y
-
-
-def choose_number(condition: Tensor) -> Tensor:
-    """Return torch.where(condition, number, number) for a scalar: a float32 scalar of three."""
-    context.operation = "where"
-    numbers = empty((), float32), empty((), float32)
-    y = empty((), float32)
-    del numbers, condition  # the caller holds it until here
-    return y

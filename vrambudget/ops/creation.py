@@ -14,3 +14,8 @@ def made(operation: str, shape: Shape, dtype: DType) -> Tensor:
     """Return a new tensor that autograd does not follow: the result of `operation`."""
     context.operation = operation
     return empty(shape, dtype)
+
+
+def want_gradient(x: Tensor) -> None:
+    """Let a tensor that is no parameter have a gradient of its own."""
+    x.requires_grad = True

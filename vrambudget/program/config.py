@@ -197,8 +197,11 @@ class ProgramConfig(GeneratorConfig):
                 f"{self.model_type} with labels of another length was not recorded", hint=TRACED
             )
         for variant in self.programs:
+            if (wrong := not_recorded(variant.when, task, job, call)) is not None:
+                wrong = f"{self.model_type} {wrong} was not recorded"
+                refusal = refusal or NotModelledError(wrong, hint=TRACED)
+                continue
             try:
-                self._hold(variant, task, call)
                 with self.named_errors():
                     return variant.program, self._sizes(variant.program)
             except NotModelledError as error:
@@ -209,12 +212,6 @@ class ProgramConfig(GeneratorConfig):
     def named_errors(self) -> AbstractContextManager[None]:
         """Return what the program is simulated in."""
         return named_errors(self.first.where)
-
-    def _hold(self, variant: Variant, task: Task, call: str) -> None:
-        """Raise NotModelledError where a variant is of another job."""
-        wrong = not_recorded(variant.when, task, self.job, call)
-        if wrong is not None:
-            raise NotModelledError(f"{self.model_type} {wrong} was not recorded", hint=TRACED)
 
     def _sizes(self, program: Program) -> dict[str, int]:
         """Return the sizes in a program. Raises NotModelledError where it is of another job."""
@@ -304,7 +301,11 @@ class ProgramConfig(GeneratorConfig):
             context.platform = replace(
                 context.platform, cublas_bytes=program.source["cublas_bytes"]
             )
-        return Played(program, sizes, said_by(program, self.keys, self.job))
+        found = Played(program, sizes, said_by(program, self.keys, self.job))
+        if self.job and self.job.evaluates and program.when.get("checkpointing") == ["full"]:
+            evaluating = self.job.model_copy(update={"checkpointing": "none"})
+            found.evaluates_by(*self.model_copy(update={"job": evaluating}).chosen(task))
+        return found
 
     def body(self) -> Any:
         """Return the model without a head, its weights allocated."""

@@ -21,7 +21,7 @@
     given "labels" ... given null   only where the job feeds them, or a decoder's key says so
     repeat ["model.layers", [[before, after], ...]] ... next
     repeat ["=frames//4-1", [...]] ... next     pieces of a video, which `round` counts from 1 on
-    result {...}
+    result {...}    what it returns: "cached" apart from "others", which Trainer gathers
     end 123                         lines before this one: a file that is cut off has none
 
 "t12" a tensor, "@name" a parameter, "@.name" one of the module that runs, "=expression" a size,

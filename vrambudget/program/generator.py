@@ -34,12 +34,24 @@ class GeneratorConfig(ModelConfig):
         sizes = bound_keys(self.first, self.keys)
         return sizes.get("hidden_size", sizes.get("d_model"))
 
+    @property
+    def depths(self) -> tuple[int | None, int | None]:  # type: ignore[override]
+        """Layers of a decoder whose calls were recorded, and the encoder's if a cache has as many.
+
+        Of a key like "decoder_layers" transformers knows that it is the decoder's
+        (PreTrainedConfig.get_text_config, 5.17).
+        """
+        key = next((row[1] for row in self.first.stacks if row[0].startswith(_DECODERS)), None)
+        if key is None or not any("call" in variant.when for variant in self.programs):
+            return None, None
+        sizes = bound_keys(self.first, self.keys)
+        of_encoder = self.first.keys["attribute_map"].get("num_hidden_layers", "")
+        return sizes[key], None if key.startswith("decoder_") else sizes.get(of_encoder)
+
     def new_cache(self) -> EncoderDecoderCache | None:
         """Return an empty cache of a decoder whose calls were recorded."""
-        depth = next((row[1] for row in self.first.stacks if row[0].startswith(_DECODERS)), None)
-        if depth is None or not any("call" in variant.when for variant in self.programs):
-            return None
-        return EncoderDecoderCache.of(bound_keys(self.first, self.keys)[depth])
+        depth, _ = self.depths
+        return None if depth is None else EncoderDecoderCache.of(depth)
 
     @property
     def special_tokens(self) -> int:  # type: ignore[override]

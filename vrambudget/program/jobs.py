@@ -28,10 +28,11 @@ def not_recorded(
         "attention_mask": job.attention_mask not in {None, "none"},
         "causal_mask": job.causal_mask or "skipped",
         "use_cache": bool(job.use_cache) and not drops_cache,
+        "checkpointing": "full" if drops_cache else "none",
         "channels_last": job.channels_last,
         "weights": "32 bit" if job.weight_dtype == "fp32" else "16 bit",
         "cache": job.cache if job.cache in {"none", "static"} else "dynamic",
-        "padding": job.padding != "none",
+        "padding": job.padding != "none" or job.causal_mask == "built",
         "fp16": job.weight_dtype == "fp16",
         "autocast": job.autocast_dtype is not None,
         "image_size": job.image_size,
@@ -40,10 +41,13 @@ def not_recorded(
         if value not in when.get(name, [value]):
             return f"with {name} {show(value)}"
     evaluates = job.mode != "train" or job.model_mode != "train" or job.evaluates
-    if evaluates and "model_mode" in when:
+    if evaluates and "model_mode" in when and not (drops_cache and "checkpointing" in when):
         return "where it evaluates"
     for wrong, what in (
-        (drops_cache and job.use_cache and job.evaluates, "that evaluates with a cache"),
+        (
+            drops_cache and job.use_cache and job.evaluates and "checkpointing" not in when,
+            "that evaluates with a cache",
+        ),
         (job.experts != "grouped_mm", f"with experts run {job.experts}"),
         (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),
         (job.lora_rank is not None and task in {"token-cls", "qa"}, "with LoRA"),

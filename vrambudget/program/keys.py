@@ -151,6 +151,10 @@ def _standard(keys: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, An
     named = {own.get(key, key): value for key, value in keys.items()}
     if "num_labels" in known and isinstance(keys.get("id2label"), Mapping):
         named.setdefault("num_labels", len(keys["id2label"]))
+    if "dense_act_fn" in known and "feed_forward_proj" in named:
+        named |= _of_projection(named["feed_forward_proj"])
+    if "scale_decoder_outputs" in known:
+        named.setdefault("scale_decoder_outputs", named.get("tie_word_embeddings") is not False)
     of_rope = [key for key in known if key.startswith("rope_parameters.")]
     if of_rope and "rope_parameters" not in named and {"rope_scaling", "rope_theta"} & set(named):
         scaling = named.get("rope_scaling") or {}
@@ -163,6 +167,18 @@ def _standard(keys: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, An
             "rope_type": kind,
         }
     return named
+
+
+def _of_projection(projection: Any) -> dict[str, Any]:
+    """Return what T5's key of two words comes to (T5Config.__post_init__, 5.17)."""
+    gated, dash, activation = str(projection).rpartition("-")
+    if activation not in ACTIVATIONS or (dash and gated != "gated"):
+        known = ", ".join(f"{name}, gated-{name}" for name in sorted(ACTIVATIONS))
+        raise VramBudgetError(
+            f"feed_forward_proj is {show(projection)}; it should be one of {known}"
+        )
+    activation = "gelu_new" if projection == "gated-gelu" else activation
+    return {"is_gated_act": bool(dash), "dense_act_fn": activation}
 
 
 def said_by(program: Program, keys: Mapping[str, Any], job: Job | None) -> dict[str, Any]:

@@ -53,11 +53,20 @@ class Played(Module):
         self._state = State()
         self._bound: dict[Any, list[Block]] = {}
         self._further: dict[str, int] = {}  # sizes that no tensor of a batch has
+        self._by_mode: dict[bool, Any] = {}
         with made_for(Purpose.WEIGHTS):
             self._lay(self._values(sizes))
         source = program.source
         self.accepts_loss_kwargs = bool(source.get("accepts_loss_kwargs"))
         self.is_named_for_causal_lm = bool(source.get("is_named_for_causal_lm"))
+
+    def evaluates_by(self, program: Program, sizes: dict[str, int]) -> None:
+        """Run another program where it does not train: layers that are no checkpoints may cache."""
+        own, bound = (self._program, self._rows), dict[Any, list[Block]]()
+        self._by_mode = {
+            True: (*own, self._bound),
+            False: (program, unfolded(program, sizes), bound),
+        }
 
     def _values(self, sizes: dict[str, int]) -> Values:
         autocast = None if context.autocast is None else context.autocast.dtype
@@ -116,6 +125,8 @@ class Played(Module):
 
     def forward(self, **batch: Tensor) -> Outputs:
         """Run the program on a batch."""
+        if self._by_mode:
+            self._program, self._rows, self._bound = self._by_mode[self.training]
         program = self._program
         wanted = {name: shape for name, shape, *_ in program.inputs}
         ignored = program.source.get("ignores", ())
@@ -146,7 +157,9 @@ class Played(Module):
         (logits,) = self._rows.held([result["logits"]])
         is_labelled = result["loss"] and "labels" not in without
         loss = self._rows.held([result["loss"]]) if is_labelled else []
-        others = tuple(env[name] for name in self._rows.held(result["others"]))
+        others: tuple[object, ...] = tuple(env[name] for name in self._rows.held(result["others"]))
+        if cached := [env[name] for name in self._rows.held(result.get("cached", []))]:
+            others += (cached,)
         return Outputs(env[loss[0]] if loss else None, env[logits], others)
 
     @property

@@ -85,11 +85,14 @@ class Unfolded:
         self.program = program
         self.stacks = [Stack(row, depths, program) for row in program.stacks]
         self.each: dict[str, list[str]] = {}  # the names of a cycle's tensor, round by round
-        rows = program.code
+        rows, own = program.code, dict[str, str]()
         for stack in self.stacks:
             if stack.is_short:
                 rows, names = shortened(program, stack, rows) or (rows, {})
-                self.each |= {last: [own] for last, own in names.items()}
+                own |= names
+        if own:  # a tensor of the last layer, or of no layer
+            every, left = ({n for row in x for n in makes(*row)} for x in (program.code, rows))
+            self.each = {n: [own[n]] if n in own else [] for n in every - left}
         self.code = list(self._code(rows))
 
     def forms(self, stack: Stack) -> list[int]:
@@ -298,16 +301,8 @@ def tensors(value: Any) -> list[str]:
     return []
 
 
-_NAMED = {
-    "at": 1,
-    "stack": 1,
-    "repeat": 1,
-    "new": 1,
-    "free": 1,
-    "module": 1,
-    "weight": 2,
-    "buffer": 2,
-}
+_NAMED = dict.fromkeys(("at", "stack", "repeat", "new", "free", "module"), 1)
+_NAMED |= {"weight": 2, "buffer": 2}
 
 
 def moved(word: str, value: Any, path: Callable[[str], str]) -> Row:

@@ -18,9 +18,9 @@ from vrambudget.program.form import COUNT, Program
 from vrambudget.recording.generation import CALLED
 from vrambudget.recording.keys import OF_FILES, TAKEN, Defaults, Values, flattened, nested
 from vrambudget.recording.listener import Listener
-from vrambudget.recording.merging import UnfitError
-from vrambudget.recording.probing import JOBS, Prober, Verdicts
-from vrambudget.recording.programs import Model, Probe, joined, program_of
+from vrambudget.recording.merging import UnfitError, joined
+from vrambudget.recording.probing import JOBS, LONGER, PRIMES, Prober, Verdicts
+from vrambudget.recording.programs import Model, Probe, program_of
 from vrambudget.recording.rows import inserted, kinds_of, rates_in
 
 _HEADS = (
@@ -44,7 +44,7 @@ _WEIGHTS: dict[str, Values] = {
 }
 """Where a model's code asks for types: the precisions that have a program each."""
 
-_DECISIVE = {"task", "use_cache", "attention", "causal_mask"}
+_DECISIVE = {"task", "use_cache", "attention", "causal_mask", "checkpointing"}
 """Fields of a job that decide what a model's code does, besides its mask."""
 
 
@@ -154,12 +154,12 @@ class Recorder(Prober):
             **self._own_jobs,
         }
         own: str = self._job.get("precision", "bf16")
-        plan = [({**base, k: v}, own) for k, v in free.items()]
-        longer = {"batch": 2, "length": 4, "target": 6, "room": 10}
-        plan += [({**base, k: size + longer[k]}, own) for k, size in self._own_jobs.items()]
-        plan += [] if "precision" in self._job else [(base, "fp32"), (base, "amp-bf16")]
+        changed = free | {k: size + LONGER[k] for k, size in self._own_jobs.items()}
+        plan = [] if "precision" in self._job else [(base, "fp32"), (base, "amp-bf16")]
         probes = [Probe(dict(base), own, self.base), *(self._probe(*row) for row in plan)]
-        probes += self._together(free, base)
+        mixed = self._mixed(free, base) if verdicts.folds else []
+        probes += mixed or [self._probe({**base, k: v}, own) for k, v in changed.items()]
+        probes += [] if mixed else self._together(free, base)
         alone = ("batch", "length") if "call" in self._job else self._own_jobs
         lone = [self._probe({**base, key: 1}, own) for key in alone]
         derived = self._sizes_per_head(list(free))
@@ -211,7 +211,7 @@ class Recorder(Prober):
 
     def _sizes_per_head(self, used: list[str]) -> dict[str, str]:
         """Return the width of a head as a size, where the configuration has no key for it."""
-        if "head_dim" in used:
+        if {"head_dim", "d_kv"} & {*used}:
             return {}
         found: dict[str, str] = {}
         for width, heads in _HEADS:
@@ -238,6 +238,25 @@ class Recorder(Prober):
                     continue
                 found.append(made)
                 break
+        return found
+
+    def _mixed(self, free: dict[str, int], base: dict[str, int]) -> list[Probe]:
+        """Record all free sizes changed, each by a prime of its own, and halves of them.
+
+        Few probes of a model whose keys are known; [] where it takes no such sizes.
+        """
+        if len(free) > len(PRIMES):
+            return []
+        changed = {key: base[key] * prime for key, prime in zip(free, PRIMES, strict=False)}
+        changed |= {key: size + LONGER[key] for key, size in self._own_jobs.items()}
+        precision, found = self._job.get("precision", "bf16"), []
+        for part in (0, 1, 2, 4):
+            own = {k: v for at, (k, v) in enumerate(changed.items()) if not at & part}
+            try:
+                found.append(self._probe({**base, **own}, precision))
+                self._same(found[-1].recording, precision)
+            except (VramBudgetError, UnfitError):
+                return []
         return found
 
     def _source(self) -> Values:
@@ -283,7 +302,8 @@ class Recorder(Prober):
         for key in verdicts.activations:
             found[key] = {"activation": True, **defaults.of(key)}
         for key, other in verdicts.builds.items():
-            found[key] = {"in": [not other, other], **defaults.of(key)}
+            found[key] = {"in": [not other, other], "default": not other}
+            found[key] |= {k: v for k, v in defaults.of(key).items() if v is not None}
         for key, value in conditions.items():
             if isinstance(value, dict) and value.get("nonzero"):
                 found[key] = {"nonzero": True, **defaults.of(key)}

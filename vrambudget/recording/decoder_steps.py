@@ -7,7 +7,6 @@ experts           all rows through the experts that their router chose
 """
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -23,6 +22,7 @@ from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.models.parts.attention import attend
 from vrambudget.models.parts.cache import DynamicLayer
 from vrambudget.recording import models
+from vrambudget.recording.casts import home_of
 from vrambudget.recording.listener import Listener
 from vrambudget.traced import live
 from vrambudget.traced.tensor import TracedTensor, dtype_of
@@ -110,8 +110,7 @@ class _Heard:
 @contextlib.contextmanager
 def steps_for(model_type: str, rows: int, past: int) -> Iterator[_Heard]:
     """Let calls of shared functions be single steps of what is recorded, after `past` tokens."""
-    keys = type(transformers.AutoConfig.for_model(model_type)).__module__
-    home = importlib.import_module(keys.replace("configuration_", "modeling_"))
+    home = home_of(model_type)
     called, patches, heard = live.outputs_of, models.patches, _Heard()
 
     def with_cache(module: Any, inputs: Any) -> Any:

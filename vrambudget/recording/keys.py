@@ -19,6 +19,7 @@ OF_FILES = {
     ),
     "falcon": ("apply_residual_connection_post_layernorm", "rotary", "rotary_base"),
     "gpt2": ("n_ctx",),
+    **dict.fromkeys(("mt5", "t5"), ("n_positions",)),
     "gpt_neox": ("rotary_emb_base",),
     "gpt_oss": ("experts_per_token", "initial_context_length", "swiglu_limit"),
     "opt": ("activation_dropout",),
@@ -44,6 +45,10 @@ TAKEN: dict[str, Values] = {
 
 TIED: dict[str, dict[str, str]] = {"deberta-v2": {"pooler_hidden_size": "hidden_size"}}
 """Keys that are as large as another one, or the type's code fails."""
+
+
+SPELT = {"feed_forward_proj"}
+"""Keys that others follow from, which the model's code reads (program.keys)."""
 
 
 def flattened(values: Values, prefix: str = "") -> Values:

@@ -5,11 +5,12 @@
 What differs otherwise, an instruction, a name, a flag, is an `UnfitError`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vrambudget.dtypes import DType
 from vrambudget.errors import VramBudgetError
+from vrambudget.program.form import Program
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.raw import Effects, Lies, Name, State, TensorLayout, Thing
 from vrambudget.recording.sized import Size
@@ -154,3 +155,28 @@ def _instruction(rows: list[tuple[Any, ...]], merger: Merger, at: int) -> tuple[
     if word in {"del", "enter", "leave"}:
         return word, merger.merge([row[1] for row in rows], where)
     return word, merger.merge([list(row[1:]) for row in rows], where)
+
+
+def joined(programs: Iterable[Program]) -> Program:
+    """Return the first program with the others as its variants; identical ones are one."""
+    kept: list[Program] = []
+    for program in programs:
+        like = next((p for p in kept if _is_like(p, program)), None)
+        if like is None:
+            kept.append(program)
+        else:
+            _unite(like, program)
+    first = kept[0]
+    first.variants = [own.variant() for own in kept[1:]]
+    return first
+
+
+def _is_like(a: Program, b: Program) -> bool:
+    names = ("keys", "sizes", "guards", "stacks", "inputs", "effects", "built", "code", "result")
+    differ = [key for key in a.when | b.when if a.when.get(key) != b.when.get(key)]
+    return len(differ) < 2 and all(getattr(a, n) == getattr(b, n) for n in names)  # noqa: PLR2004
+
+
+def _unite(a: Program, b: Program) -> None:
+    for key in a.when:
+        a.when[key] = list(dict.fromkeys([*a.when[key], *b.when.get(key, [])]))

@@ -64,6 +64,8 @@ def patches(listener: Listener) -> Iterator[Patch]:
         outputs, loss = called(self, given)
         if listener.is_on:
             listener.facts["loss"] = getattr(loss, "named", None)
+            cached = tensors_in(getattr(outputs, "past_key_values", None), tensors.TracedTensor)
+            listener.facts["cached"] = [getattr(x, "named", None) for x in cached]
         return outputs, loss
 
     def found_in(value: Any, kind: Any) -> Any:

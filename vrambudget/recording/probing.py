@@ -19,7 +19,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.generation import sizes_of
-from vrambudget.recording.keys import Values, choices, flattened, nested, others
+from vrambudget.recording.keys import SPELT, Values, choices, flattened, nested, others
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, UnfitError, code_of
 from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
@@ -43,6 +43,10 @@ _NEVER = {
 }
 JOBS = {"batch": "batch", "length": "block", "target": "target_len", "room": "room"}
 """Sizes of a job, and the fields that say them."""
+LONGER = {"batch": 2, "length": 4, "target": 6, "room": 10}
+"""By how much a job's sizes grow in a probe."""
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
+"""By which a model's sizes grow together, each by another one."""
 _LABELS = {"id2label", "label2id"}
 _CLASSES = 5
 """Of a classifier that is recorded: a number that no other size is."""
@@ -179,8 +183,9 @@ class Prober:
         read = {key for _, key in self.base.read} & set(self._full)
         flat = flattened({k: v for k, v in self._full.items() if k in read - _NEVER - _LABELS})
         found = Verdicts(self._deep)
+        known = {*self._rates_used(), *self._tied, *SPELT}
         for key, value in sorted(flat.items()):
-            if key.rpartition(".")[2] in IGNORED_KEYS or key in {*self._rates_used(), *self._tied}:
+            if key.rpartition(".")[2] in IGNORED_KEYS or key in known:
                 continue
             if _is_activation(key, value):
                 found.activations.append(key)

@@ -1,6 +1,6 @@
 """A program of several recordings of one model, at different sizes and precisions."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,7 +103,8 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
         program.builds.append([key, value, rows])
     program.code = list(_with_states(code))
     program.guards += whole_patches(repr((program.effects, built)))
-    program.result = {"loss": _counted(program.code, loss), "logits": logits, "others": others}
+    program.result = {"loss": _counted(program.code, loss), "logits": logits}
+    program.result |= _others(others, first.get("cached", ()))
     return program
 
 
@@ -182,6 +183,13 @@ def _fold(  # noqa: PLR0917 - the program as far as it is made
         row = [stack, model.depths.get(stack), folded.first, folded.period, layers, checkpoints]
         program.stacks.append(row)
     return code, others
+
+
+def _others(names: list[Any], cached: Sequence[str]) -> dict[str, list[Any]]:
+    """Return what else is returned, a cache apart from the rest; a cycle's are {"each": name}."""
+    kept = [n for n in names if (n["each"] if isinstance(n, dict) else n) in cached]
+    found = {"others": [n for n in names if n not in kept]}
+    return found | ({"cached": kept} if kept else {})
 
 
 def _counted(code: list[Row], loss: str | None) -> str | None:
@@ -303,28 +311,3 @@ def _label_temporaries(events: list[Any], labels: dict[int, str]) -> None:
             continue
         counts[near] = counts.get(near, 0) + 1
         labels[number] = f"{near}.~{counts[near]}" if near else f"~{counts[near]}"
-
-
-def joined(programs: Iterable[Program]) -> Program:
-    """Return the first program with the others as its variants; identical ones are one."""
-    kept: list[Program] = []
-    for program in programs:
-        like = next((p for p in kept if _is_like(p, program)), None)
-        if like is None:
-            kept.append(program)
-        else:
-            _unite(like, program)
-    first = kept[0]
-    first.variants = [own.variant() for own in kept[1:]]
-    return first
-
-
-def _is_like(a: Program, b: Program) -> bool:
-    names = ("keys", "sizes", "guards", "stacks", "inputs", "effects", "built", "code", "result")
-    differ = [key for key in a.when | b.when if a.when.get(key) != b.when.get(key)]
-    return len(differ) < 2 and all(getattr(a, n) == getattr(b, n) for n in names)  # noqa: PLR2004
-
-
-def _unite(a: Program, b: Program) -> None:
-    for key in a.when:
-        a.when[key] = list(dict.fromkeys([*a.when[key], *b.when.get(key, [])]))

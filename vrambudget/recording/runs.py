@@ -12,6 +12,7 @@ import transformers
 from vrambudget.config.job import Job
 from vrambudget.config.said_by_config import caches
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.recording.casts import casting
 from vrambudget.recording.folding import calls_of
 from vrambudget.recording.generation import CALLED, RecordedError, calling
 from vrambudget.recording.keys import Values
@@ -71,6 +72,8 @@ def recording(
         _reading(listener),
         patch.object(build, "configuration", made),
         calling(listener, call),
+        casting(values["model_type"]),
+        patch("transformers.modeling_utils.checkpoint", _unchecked),
     ):
         try:
             simulate(config, resolved, platform_of(None, resolved.torch))
@@ -87,6 +90,11 @@ def recording(
         names = ", ".join(sorted(kernels.unchecked))
         listener.problem(f"what the kernels of {names} allocate besides their results is not known")
     return listener
+
+
+def _unchecked(layer: Any, *given: Any, **_: Any) -> Any:
+    """Run a layer that is a checkpoint as any other: when it is played, it is one."""
+    return layer(*given)
 
 
 def _note_calls(listener: Listener) -> None:

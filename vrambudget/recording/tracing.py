@@ -260,6 +260,11 @@ def _answers(  # noqa: C901 - small functions side by side
         base = x if x.base is None else x.base
         return again.traced_tensor(v, x.known, base, x.remake or (lambda value: value))
 
+    def wanting(_mode: Any, x: Any, value: bool) -> None:  # noqa: FBT001 - torch's signature
+        if listener.is_on and value:
+            listener.emit("op", "creation.want_gradient", None, [x.named], {})
+        x.v.requires_grad = value
+
     def read_back(name: str, answer: Any) -> Any:
         def answered(following: Any, x: Any, *args: Any) -> Any:
             found = answer(following, x, *args)
@@ -273,6 +278,7 @@ def _answers(  # noqa: C901 - small functions side by side
 
     yield getter("shape"), shape
     yield T.size, size
+    yield T.requires_grad.__set__, wanting  # type: ignore[attr-defined]
     function: Any
     for function in (T.numel, T.nelement, torch.numel):
         yield function, sized(function)

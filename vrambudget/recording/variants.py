@@ -16,8 +16,8 @@ from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
 from vrambudget.recording.generation import CALLS
 from vrambudget.recording.keys import TIED, Values, choices
+from vrambudget.recording.merging import joined
 from vrambudget.recording.probing import Verdicts
-from vrambudget.recording.programs import joined
 from vrambudget.recording.rows import kinds_of
 from vrambudget.recording.runs import LENGTH, recording
 
@@ -107,14 +107,21 @@ def _jobs(values: Values, task: str, attentions: Sequence[str]) -> Iterator[Valu
         if "input_features" in recording(values, **job).facts["inputs"]:  # sound has no mask
             yield from ({**job, "use_cache": cached} for cached in (False, True))
             continue
-        plain, built = (recording(values, **job, causal_mask=x) for x in ("skipped", "built"))
-        if kinds_of(plain) == kinds_of(built):
-            yield job
-        else:
-            yield from ({**job, "causal_mask": answer} for answer in ("skipped", "built"))
-        yield from ({**job, **mask} for mask in MASKS)
-        if task == "seq2seq-lm":
-            yield from _calls(values, job)
+        ways = _ways(values, job, "causal_mask", ("skipped", "built"))
+        ways += [{**job, **mask} for mask in MASKS]
+        if task != "seq2seq-lm":
+            yield from ways
+            continue
+        for way in ways:  # T5's layers cache, unless they are checkpoints
+            yield from _ways(values, way, "checkpointing", ("none", "full"))
+        yield from _calls(values, job)
+
+
+def _ways(values: Values, job: Values, key: str, answers: Sequence[str]) -> list[Values]:
+    """Return a job with each answer to a question; as it is where they come to the same."""
+    ways = [{**job, key: answer} for answer in answers]
+    first, second = (kinds_of(recording(values, **way)) for way in ways)
+    return [job] if first == second else ways
 
 
 def _calls(values: Values, job: Values) -> Iterator[Values]:

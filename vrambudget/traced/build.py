@@ -111,6 +111,9 @@ def live_model(config: TracedConfig, task: Task) -> Live:
         try:
             with torch.device(GPU):
                 module = built(make, own, task=task, attention=job.attention, dtype=dtype)
+                if getattr(own, "head_of_its_own", False):  # T5's, where a checkpoint's differs
+                    head = module.get_output_embeddings()
+                    head.weight = torch.nn.Parameter(head.weight.detach().clone())
         except Exception as error:  # whatever its own code raises
             raise unbuilt(own, task, error) from error
     allocated(module, mode)  # what torch.Tensor(n) made: it knows no device

@@ -104,7 +104,10 @@ class Live(TorchModule):
         del given
         tensors = tensors_in(outputs, TracedTensor)
         logits = next((x for x in tensors if x is not loss), loss)
-        others = tuple(x.v for x in tensors if x is not loss and x is not logits)
+        cached = tensors_in(getattr(outputs, "past_key_values", None), TracedTensor)
+        own = {id(x) for x in (loss, logits, *cached)}
+        others: tuple[object, ...] = tuple(x.v for x in tensors if id(x) not in own)
+        others += ([x.v for x in cached],) if cached else ()
         if logits is None:
             raise NotModelledError(f"{type(self._module).__name__} returns no tensor")
         return Outputs((logits if loss is None else loss).v, logits.v, others)

@@ -27,14 +27,13 @@ from vrambudget.models.parts.mask_building import (
 from vrambudget.models.parts.mask_functions import (
     MaskFunction,
     and_masks,
-    anywhere,
     is_token,
     not_after,
     same_sequence,
     within_window,
 )
 from vrambudget.ops.creation import arange, made
-from vrambudget.ops.reduce import count_true, with_partial_sums
+from vrambudget.ops.reduce import count_true
 from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import expand, narrowed, view
 
@@ -98,25 +97,6 @@ def sliding_window_mask(
         return _padded_mask(embeddings, padding, function, span, window=window)
     packing = None if past else position_ids
     return _unpadded_mask(embeddings, packing, function, span, window=window)
-
-
-def bidirectional_mask(
-    embeddings: Tensor, padding: Tensor | None, attended: Tensor | None = None
-) -> Tensor | None:
-    """create_bidirectional_mask: None without padding [B, S], else [B, 1, T, S].
-
-    `attended`: an encoder's states [B, S, C], if it is not the embeddings that are attended to.
-    """
-    attended = embeddings if attended is None else attended
-    if padding is not None:
-        padding = made("to_dtype", padding.shape, bool_)
-        every = made("all", (), bool_)
-        with_partial_sums(padding, (0, 1), accumulator=1)
-        del every
-    if padding is None or context.options.full_rows:
-        return None
-    span = Span(embeddings.shape[1], attended.shape[1])
-    return built(attended, and_masks(anywhere, is_token(padding)), span)
 
 
 def _padded_mask(

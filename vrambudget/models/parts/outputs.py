@@ -13,5 +13,5 @@ class Outputs:
     loss: Tensor | None
     logits: Tensor
     others: tuple[object, ...] = ()
-    """What else the model returns and so keeps alive: an encoder's states."""
+    """What else the model returns and so keeps alive: an encoder's states, caches in a list."""
     past_key_values: Cache | None = None
