@@ -2,6 +2,8 @@
 
     page             2 * block * Hkv * D * itemsize   of one layer and block
     one kind         all layers are one group: a block is a page of every layer
+    widths           a page is that of the widest layers, and a block of narrower ones has as many
+                     times more tokens
     two kinds        layers that see a window, and layers that see all, in groups of equal size:
                      a block is a page of every layer of one group, and a request has blocks in each
     blocks           cache // page // layers of a group
@@ -23,7 +25,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.decoder import DecoderConfig, LayerType
+from vrambudget.models.parts.latent import LatentConfig
+from vrambudget.serving.tabled import TabledDecoder
+from vrambudget.serving.weights import kv_heads
 
 _PAD_BELOW = 1.5  # a kind with so many times the layers of the other still sets the groups' size
 
@@ -35,11 +40,14 @@ class Groups:
     windows: tuple[int | None, ...]
     layers: int  # of each group, padding among them
     state_blocks: int = 0  # of a request, in all groups of recurrent layers
+    width: int = 0  # elements of a token's keys and values in a layer, on one rank; the most
+    narrower: tuple[int, ...] = ()  # how many times as many tokens a block of each group has
 
     def blocks_of(self, tokens: int, step: int, block: int) -> int:
         """Return the blocks of a request of so many tokens, of which a step computes `step`."""
-        of_tokens = sum(_blocks(window, tokens, step, block) for window in self.windows)
-        return of_tokens + self.state_blocks
+        times = self.narrower or (1,) * len(self.windows)
+        each = zip(self.windows, times, strict=True)
+        return self.state_blocks + sum(_blocks(w, tokens, step, block * n) for w, n in each)
 
 
 def _blocks(window: int | None, tokens: int, step: int, block: int) -> int:
@@ -73,15 +81,32 @@ def state_pages(gpu: Gpu, block: int) -> StatePages:
     return StatePages(3, max(64, block)) if has_prefill_kernel(gpu) else StatePages(2, block)
 
 
-def groups_of(config: DecoderConfig, layers: range, states_kept: int = 0) -> Groups:
+def groups_of(config: DecoderConfig, layers: range, tp: int = 1, states_kept: int = 0) -> Groups:
     """Return the groups of these layers of a model; a request keeps so many states of each."""
-    kinds = [config.layer_kinds[layer] for layer in layers]
-    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    counts: dict[LayerType, int] = {}
+    widths: dict[LayerType, int] = {}
+    for layer in layers:
+        kind, width = config.layer_kinds[layer], _width(config, layer, tp)
+        if width or kind == "linear_attention":  # others read an earlier layer's keys and values
+            counts[kind] = counts.get(kind, 0) + 1
+            widths[kind] = width
     least, most = min(counts.values()), max(counts.values())
     size = most if most < least * _PAD_BELOW else least
+    widest = max(widths.values())
     windows: list[int | None] = []
+    narrower: list[int] = []
     state_blocks = states_kept * -(-counts.pop("linear_attention", 0) // size)
     for kind, count in counts.items():
-        window = config.window if kind == "sliding_attention" else None
-        windows += [window] * -(-count // size)
-    return Groups(tuple(windows), size, state_blocks)
+        number = -(-count // size)
+        windows += [config.window if kind == "sliding_attention" else None] * number
+        narrower += [widest // widths[kind]] * number
+    return Groups(tuple(windows), size, state_blocks, widest, tuple(narrower))
+
+
+def _width(config: DecoderConfig, layer: int, tp: int) -> int:
+    """Return the elements of a token's keys and values in a layer; latent ones are whole."""
+    if isinstance(config, TabledDecoder):
+        return config.token_width(layer, tp)
+    if isinstance(config, LatentConfig):
+        return config.latent_width
+    return 2 * kv_heads(config, tp) * config.head_width

@@ -21,9 +21,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
-from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 from vrambudget.models.parts.windows import RotaryByKindConfig
 from vrambudget.serving.linear import Linear, Rotary
 from vrambudget.serving.tabled import TabledDecoder
@@ -71,7 +72,7 @@ def tensors_of(config: DecoderConfig, layers: range, tp: int) -> Iterator[int | 
         yield from rank.made(name)
         if name.endswith("self_attn.o_proj.weight") and (match := _LAYER.match(name)):
             kind = config.layer_kinds[int(match[1])]
-            own = kind if isinstance(config, RotaryByKindConfig) else ""
+            own: LayerType | Literal[""] = kind if _rotates_by_kind(config) else ""
             if own not in kinds:
                 kinds.add(own)
                 yield _rotary(config, own)
@@ -85,12 +86,14 @@ def layer_tensors(config: DecoderConfig, layer: int, tp: int) -> Iterator[int | 
             yield from rank.made(name)
 
 
-def _rotary(config: DecoderConfig, kind: str) -> Rotary:
+def _rotary(config: DecoderConfig, kind: LayerType | Literal[""]) -> Rotary:
     """Return the table of layers of a kind, "" where all share one; of a window the usual one.
 
     With linear scaling a table has all stretched positions, with yarn the original ones stretched.
     """
     positions = config.max_position_embeddings
+    if kind and isinstance(config, TabledDecoder):
+        return Rotary(positions, config.head(kind)[0])
     factor, original = (config.rope.get(k) for k in ("factor", "original_max_position_embeddings"))
     if kind == "sliding_attention":
         return Rotary(positions, config.rotary_width)
@@ -101,6 +104,13 @@ def _rotary(config: DecoderConfig, kind: str) -> Rotary:
     if config.rope_type == "longrope" and isinstance(original, int):
         positions += original  # of short and of long factors
     return Rotary(positions, config.rotary_width, config.rope_type == "linear")
+
+
+def _rotates_by_kind(config: DecoderConfig) -> bool:
+    """Whether layers with a window have rotary tables of their own."""
+    if isinstance(config, TabledDecoder):
+        return config.head("sliding_attention") != config.head("full_attention")
+    return isinstance(config, RotaryByKindConfig)
 
 
 def _stage_has(config: DecoderConfig, name: str, layers: range) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vrambudget.config.settings import Size
+from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.serving.gguf_cards import header_of, table_of
@@ -18,8 +19,8 @@ Shape = tuple[int, ...]
 
 TABLED = frozenset(
     (  # noqa: SIM905 - one line each would be a page
-        "arcee cohere2 dots1 ernie4_5_moe glm4_moe granitemoe hunyuan_v1_moe minimax_m2 olmoe"
-        " qwen3_5_moe_text qwen3_5_text qwen3_next"
+        "arcee cohere2 dots1 ernie4_5_moe gemma4_text glm4_moe granitemoe hunyuan_v1_moe minimax_m2"
+        " olmoe qwen3_5_moe_text qwen3_5_text qwen3_next"
     ).split()
 )
 """Model types whose starts were rehearsed (`tests/records/serving/vllm-rehearsed-starts.jsonl`)."""
@@ -76,6 +77,21 @@ class TabledDecoder(DecoderConfig):
             for state, window in zip(self.table.states, self.table.windows, strict=True)
         ]
 
+    def head(self, kind: LayerType) -> tuple[int, int]:
+        """Return the elements of a head's keys and values in layers of a kind."""
+        own = self.table.window_head
+        return (
+            own if kind == "sliding_attention" else (self.table.head_keys, self.table.head_values)
+        )
+
+    def token_width(self, layer: int, tp: int) -> int:
+        """Return the elements of a token's keys and values in a layer, on one of `tp` ranks.
+
+        None where the layer reads an earlier one's, or keeps a state.
+        """
+        head, keys = self.head(self.layer_kinds[layer]), self.table.keys[layer]
+        return max(1, keys // head[0] // tp) * sum(head) if keys else 0
+
     def state_bytes(self, itemsize: int, tp: int) -> int:
         """Return the bytes of a recurrent layer's state on one of `tp` ranks, of one request.
 
@@ -105,6 +121,8 @@ def tabled(values: Mapping[str, Any], where: str) -> TabledDecoder:
     """Return the configuration of a model type that has a table. Raises VramBudgetError."""
     model = of_header(header_of(table_of(values, where), where, _KIND), where)
     shapes = {tensor.name: tensor.shape for tensor in model.tensors}
+    if any("ffn_gate_up_exps" in name for name in shapes):
+        raise NotModelledError("serving Gemma 4's mixture of experts is not modelled")
     inner = [shape[1] for name, shape in shapes.items() if name.endswith("ffn_up.weight")]
     of_experts = [shape[1] for name, shape in shapes.items() if name.endswith("ffn_up_exps.weight")]
     rope = {key: values[key] for key in ("rope_scaling", "rope_parameters") if values.get(key)}
@@ -132,13 +150,23 @@ def tabled(values: Mapping[str, Any], where: str) -> TabledDecoder:
 
 
 def _named(model: GgufModel) -> Iterator[tuple[str, Shape]]:
-    """Yield parameters as transformers has them, in a layer's order; an expert's are one tensor."""
+    """Yield parameters as vLLM makes them, in a layer's order; those of all experts are one.
+
+    A layer that reads an earlier one's keys and values has no projections for them; one whose
+    values are its keys has both (vllm/model_executor/models/gemma4.py, Gemma4Attention).
+    """
+    names = {tensor.name for tensor in model.tensors}
     for tensor in model.tensors:
         match = _TENSOR.fullmatch(tensor.name)
         assert match is not None  # noqa: S101 - tables have such names alone
         layer, name, leaf = match.groups()
         prefix = f"model.layers.{layer}." if layer else ""
         shape = tensor.shape[::-1]
+        is_shared = bool(layer) and not model.keys[int(layer)] and not model.states[int(layer)]
+        if is_shared and name in {"attn_k", "attn_v"}:
+            continue
+        if name == "attn_k" and tensor.name.replace("attn_k", "attn_v") not in names:
+            yield f"{prefix}self_attn.v_proj.{leaf}", shape
         if name == "ffn_gate_exps":
             E, I, C = shape
             yield f"{prefix}mlp.experts.gate_up_proj", (E, 2 * I, C)

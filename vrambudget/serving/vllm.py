@@ -41,7 +41,6 @@ from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.tabled import TabledDecoder
 from vrambudget.serving.weights import (
     WHOLE_EXPERTS,
-    kv_heads,
     layers_of,
     offloaded_bytes,
     weight_bytes,
@@ -241,13 +240,11 @@ def _of_rank(
             )
     block: int = options.block_size
     pages = state_pages(gpu, block)
-    groups = groups_of(config, layers, pages.kept)
+    groups = groups_of(config, layers, tp, pages.kept)
     kv_itemsize = itemsize if options.kv_cache_dtype == "auto" else 1
-    width = 2 * kv_heads(config, tp) * config.head_width  # of a token: keys and values
-    width = config.latent_width if isinstance(config, LatentConfig) else width
     if groups.state_blocks and isinstance(config, TabledDecoder):
-        block = pages.block_of(width * kv_itemsize, config.state_bytes(itemsize, tp))
-    page = block * width * kv_itemsize
+        block = pages.block_of(groups.width * kv_itemsize, config.state_bytes(itemsize, tp))
+    page = block * groups.width * kv_itemsize
     in_flight = step * (
         1 if options.minor < vllm_versions.SEVERAL_STEPS else options.pipeline_parallel_size + 1
     )
