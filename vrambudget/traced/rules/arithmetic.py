@@ -77,13 +77,14 @@ def power(a: Any, exponent: Any) -> Any:
     return elementwise.pow_scalar(a)
 
 
-def _of_floats(operation: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
-    return lambda a: operation(a) if _floats(a) else NotImplemented
+def _of_floats(name: str) -> Callable[[Any], Any]:
+    """Return a rule that asks for its operation when it is called: a recording has its own."""
+    return lambda a: getattr(elementwise, name)(a) if _floats(a) else NotImplemented
 
 
-on("rsqrt")(_of_floats(elementwise.rsqrt))
-on("neg", "negative", "__neg__")(_of_floats(elementwise.neg))
-on("tanh")(_of_floats(elementwise.tanh))
+on("rsqrt")(_of_floats("rsqrt"))
+on("neg", "negative", "__neg__")(_of_floats("neg"))
+on("tanh")(_of_floats("tanh"))
 
 
 @on("gelu")

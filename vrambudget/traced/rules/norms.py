@@ -34,19 +34,19 @@ def foreach_norm(tensors: Any, p: float = 2, dtype: Any = None) -> Any:
     return foreach_norms.foreach_norm(tensors) if plain else NotImplemented
 
 
-def _over_last(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of an operation over the last dimension."""
+def _over_last(name: str) -> Callable[..., Any]:
+    """Return the rule of an operation over the last dimension, asked for when it is called."""
 
     def rule(x: Any, dim: Any = None, dtype: Any = None, **_: Any) -> Any:
         if not isinstance(dim, int) or dim % x.ndim != x.ndim - 1 or isinstance(dtype, int):
             return NotImplemented
-        return operation(x, None if dtype is None else dtype_of(dtype))
+        return getattr(softmaxes, name)(x, None if dtype is None else dtype_of(dtype))
 
     return rule
 
 
-on("softmax")(_over_last(softmaxes.softmax))
-on("log_softmax")(_over_last(softmaxes.log_softmax))
+on("softmax")(_over_last("softmax"))
+on("log_softmax")(_over_last("log_softmax"))
 
 
 @on("cross_entropy_loss")
