@@ -22,14 +22,11 @@ TRACED = {"tiny-albert-groups-dropout"}
 _EMPTY_GROUPS = "workspaces of grouped products"
 # Each module that is called gathers ahead; Llama's activation is one, and no module here.
 _ACTIVATIONS = "a gather that the activation's module begins"
-# native/TensorAdvancedIndexing.cpp copies indices that lie otherwise before it makes the result.
-_INDICES = "copies of the mask's indices, which a trace and a recording make after its result"
 _ANOTHER_STREAM = "a block that another stream used comes back at the next allocation, not at once"
 
 KNOWN: dict[str, tuple[float, str]] = {
     "small-mixtral-4090-window torch 2.15": (0.0011, _EMPTY_GROUPS),
     "ds-zero3-hfllama1b-8-ckpt": (0.0032, _ACTIVATIONS),
-    "methods-t5-base-padding": (0.0004, _INDICES),
     "fsdp1-drawn-qwen2-5-accum": (0.0054, _ANOTHER_STREAM),
 }
 """name: (largest relative error, first event that differs)."""

@@ -86,7 +86,7 @@ def test_a_decoder_caches_keys_and_values_unless_the_configuration_or_the_loop_s
     assert resolve({**LLAMA, **keys}, **{"block": 16, **fields}).job.use_cache is caches
 
 
-@pytest.mark.parametrize("model", ["nanogpt", "bert-base-uncased", "t5-small"])
+@pytest.mark.parametrize("model", ["nanogpt", "bert-base-uncased"])
 def test_models_that_are_no_decoders_of_transformers_are_said_to_cache_nothing(model):
     assert resolve(model).job.use_cache is False
 

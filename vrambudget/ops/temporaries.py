@@ -113,19 +113,23 @@ def _masked_scatter(args: Any, _result: Any) -> None:
     scattering_buffers(args[0].shape, args[1])
 
 
-def _index(args: Any, _result: Any) -> None:
+def copies_of_indices(args: Any) -> list[Tensor]:
     """Lay several indices out alike: as large as all of them together, if one lies otherwise.
 
+    The copies are made before the result, and live until the kernel ran.
     Source: native/TensorAdvancedIndexing.cpp (make_info, all_strides_match).
     """
     given = [index for index in args[1] if index is not None]
     if any(index.dtype is bool_ for index in given):
-        return
+        return []
     shape = _together(given)
     apart = [index for index in given if index.shape != shape or not index.is_contiguous]
-    if len({_expanded(index, shape) for index in given}) > 1:
-        copies = [empty(shape, index.dtype) for index in apart]
-        del copies
+    alike = len({_expanded(index, shape) for index in given}) <= 1
+    return [] if alike else [empty(shape, index.dtype) for index in apart]
+
+
+def _index(args: Any, _result: Any) -> None:
+    copies_of_indices(args)
 
 
 def _together(tensors: list[Tensor]) -> Shape:
@@ -255,6 +259,9 @@ OPERATIONS: dict[str, Rule] = {
     "_pdist_backward": _pdist_backward,
 }
 """By an operation's name."""
+
+BEFORE_RESULT = frozenset({"index", "_unsafe_index"})
+"""Operations with `copies_of_indices`."""
 
 KERNELS: dict[str, Rule] = {
     **OPERATIONS,

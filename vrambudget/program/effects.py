@@ -5,6 +5,7 @@ them.
 """
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 from vrambudget.dtypes import DType, float32
@@ -14,7 +15,7 @@ from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, _dense_strides
 from vrambudget.errors import NotModelledError
-from vrambudget.ops.temporaries import KERNELS, layout
+from vrambudget.ops.temporaries import BEFORE_RESULT, KERNELS, copies_of_indices, layout
 from vrambudget.tape.events import Storage
 
 Where = dict[str, list[Any]]
@@ -73,13 +74,17 @@ class General:
 
     def _happen(self, events: list[Any], where: Where, *, grad: bool) -> None:
         """Play events in order: storages are made and freed, kernels run, tensors are saved."""
-        new = where["new"]
-        for event in events:
+        new, early = where["new"], None
+        for event, following in zip_longest(events, events[1:]):
             kind = event and event[0]
             if kind is None:
                 new.append(None)
             elif kind == "new":
+                early = following if _is_before(following) else None
+                context.operation = str(event[4])
+                held = copies_of_indices(_laid(early[2])) if early else []
                 new.append(_storage(*event[2:]))
+                del held
             elif kind == "free":
                 new[event[1]] = None
             elif kind == "keep":
@@ -87,7 +92,7 @@ class General:
                 if grad:
                     source, number = self.kept[slot]
                     where["kept"][slot] = keep(Tensor((), float32, where[source][number]))
-            else:
+            elif event is not early:
                 KERNELS[event[1]](_laid(event[2]), _laid(event[3]))
 
     def _give_nodes(self, made: list[Tensor], x: list[Tensor], kept: list[Any]) -> None:
@@ -131,6 +136,11 @@ class General:
             )
 
         return backward
+
+
+def _is_before(event: list[Any] | None) -> bool:
+    """Return whether an event, which stands behind a result, is a kernel that copies before it."""
+    return event is not None and event[0] == "kernel" and event[1] in BEFORE_RESULT
 
 
 def _is_copy(event: list[Any], saved: set[int]) -> bool:

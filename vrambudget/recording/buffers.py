@@ -18,6 +18,7 @@ Patch = tuple[Any, str, Any]
 def patches() -> Iterator[Patch]:
     """Yield what is replaced while the listener listens: (owner, name, replacement)."""
     rule, dispatch = kernels.temporaries, tracer.Tracer.__torch_dispatch__
+    early = kernels.beforehand
     running: list[Phase] = []
 
     def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
@@ -31,6 +32,9 @@ def patches() -> Iterator[Patch]:
             operands = [_layout(x) for x in given]
             running[-1].explained(start, ("kernel", kind, operands, _layout(result)))
 
+    def beforehand(name: str, args: Any) -> list[Any]:
+        return [] if running else early(name, args)  # written down behind the result
+
     def dispatched(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = getattr(self, "call", None)
         if call is None or not call.heard:
@@ -42,6 +46,7 @@ def patches() -> Iterator[Patch]:
             running.pop()
 
     yield kernels, "temporaries", temporaries
+    yield kernels, "beforehand", beforehand
     yield tracer.Tracer, "__torch_dispatch__", dispatched
 
 

@@ -16,7 +16,13 @@ from typing import Any
 
 import torch
 
-from vrambudget.ops.temporaries import KERNELS, OPERATIONS, differences
+from vrambudget.ops.temporaries import (
+    BEFORE_RESULT,
+    KERNELS,
+    OPERATIONS,
+    copies_of_indices,
+    differences,
+)
 from vrambudget.traced import orders
 from vrambudget.traced.examined import NOTHING_MORE
 from vrambudget.traced.products import PRODUCTS, product
@@ -54,6 +60,11 @@ def result_bytes(name: str, args: Any, result: Any) -> int | None:
 _COLUMNS = {"im2col", "col2im"}
 _LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "binary_cross_entropy": 3}
 """By the place of the reduction among the arguments."""
+
+
+def beforehand(name: str, args: Any) -> list[Any]:
+    """Allocate what one operation needs from before its result is made until its kernel ran."""
+    return copies_of_indices(with_layouts(args)) if name in BEFORE_RESULT else []
 
 
 def temporaries(func: Any, name: str, args: Any, result: Any) -> None:

@@ -68,14 +68,16 @@ class Tracer(TorchDispatchMode):
             args = (args[0], self._without_masks(args[1]), *args[2:])
         result = func(*args, **(kwargs or {}))
         context.operation = packet
+        held = kernels.beforehand(packet, args)
         made = False
         for meta in filter(torch.is_tensor, tree_leaves(result)):
             if meta.device.type == "meta" and self.storage_of(meta) is None:
                 nbytes = kernels.result_bytes(packet, args, meta)
                 self.bind(meta, self._into(packet, args) or self.made(packet, meta, nbytes))
                 made = True
-        if made or packet in kernels.WITHOUT_RESULT:
+        if not held and (made or packet in kernels.WITHOUT_RESULT):
             kernels.temporaries(func, packet, args, result)
+        del held
         return result
 
     def count_of(self, meta: torch.Tensor) -> int | None:
