@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what editors and type checkers read
     from vrambudget.planning.sweep import sweep as sweep
     from vrambudget.report.pictures import draw as draw
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "Budget": "vrambudget.budget",
