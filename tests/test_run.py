@@ -636,6 +636,7 @@ def test_ollama_has_its_own_words_for_slots_caches_and_experts():
             "-ngl 99 -c 32768 -np 1 -b 512",
         ),  # 17.3 of 23.6 GiB: over 75 % with 3
         ("llama3.1:8b", "80GB", "-ngl 99 -c 131072 -np 1 -ub 2048"),
+        ("nomic-embed-text", "8GB", "-ngl 99 -c 2048 -np 1 -ub 2048"),
         ("llama3.3", "2x24GB", "-ngl 43 -c 131072 -np 1 -b 512 -ts 21,22"),
     ],
 )

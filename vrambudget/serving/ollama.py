@@ -2,7 +2,7 @@
 
 Source: Ollama fb307609 of August 2026: server/routes.go (Serve: defaultNumCtx), server/sched.go
 (load, selectLlamaServerPlacement, automaticGenerationBatch), llm/llama_server.go
-(startLlamaServer, PredictServerVRAM).
+(startLlamaServer, PredictServerVRAM, DefaultEmbeddingNumBatchForContext).
 Not modelled: a second try with a shorter context, where llama-server ran out of memory.
 """
 
@@ -27,7 +27,8 @@ def started(
     model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions, context: int | None
 ) -> tuple[Sequence[Gpu], LlamaCppOptions]:
     """Return the GPUs that it takes, and llama-server's options; `context`: num_ctx, if set."""
-    slots = options.parallel or 1
+    embeds = not any(model.keys)
+    slots = 1 if embeds else options.parallel or 1
     total = sum(gpu.capacity_bytes for gpu in gpus)
     length = context or next(tokens for least, tokens in _CONTEXTS if total >= least)
     length = min(length, model.positions)
@@ -36,7 +37,8 @@ def started(
     taken = [max(alone, key=lambda gpu: gpu.capacity_bytes)] if alone else gpus
     set_to = {"ctx_size": length * slots, "parallel": slots, "fit": "on"}
     if "ubatch_size" not in options.model_fields_set:
-        batch = _batch(length * slots, predicted, sum(gpu.capacity_bytes for gpu in taken))
+        free = sum(gpu.capacity_bytes for gpu in taken)
+        batch = min(2048, length) if embeds else _batch(length * slots, predicted, free)
         set_to |= {"batch_size": batch, "ubatch_size": batch}
     return taken, options.model_copy(update=set_to)
 
