@@ -10,7 +10,7 @@ from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.serving.blocks import groups_of
+from vrambudget.serving.blocks import Groups, groups_of
 from vrambudget.serving.gguf_known import find_served
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantization_config import quantisation_of
@@ -91,7 +91,7 @@ def test_an_fp8_cache_holds_twice_the_tokens():
 def test_layers_of_two_kinds_are_two_groups_and_a_window_needs_fewer_blocks():
     config = config_of(GEMMA)
     groups = groups_of(config, range(26))
-    assert (groups.windows, groups.layers) == ((4096, None), 13)
+    assert groups == Groups((4096, None), 13, width=2 * 4 * 256, narrower=(1, 1))
     # 8192 tokens: 512 blocks; (4095 + 2048) / 16 rounded up is 384, and one more
     assert groups.blocks_of(8192, 2048, 16) == 512 + 385
 

@@ -67,9 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the budget. Returns 0 if it fits or no GPU was named, else 1."""
     scenario = _scenario(args)
+    draws = is_picture(args.output)
+    if draws and args.format:
+        raise VramBudgetError(
+            f"--format {args.format} cannot be combined with the picture {args.output}",
+            hint="leave out --format, or give -o another suffix",
+        )
     with working_on("tracing the job"):
         traced = trace_job(scenario)
-    if is_picture(args.output):
+    if draws:
         return _draw(traced, args)
     emit(_parts(traced, args), args)
     return DOES_NOT_FIT if traced.budget.fits is False else DONE
@@ -124,11 +130,6 @@ def _advice(traced: Traced) -> "Advice":
 
 
 def _draw(traced: Traced, args: argparse.Namespace) -> int:
-    if args.format:
-        raise VramBudgetError(
-            f"--format {args.format} cannot be combined with the picture {args.output}",
-            hint="leave out --format, or give -o another suffix",
-        )
     save(traced, args.output)
     say(f"wrote {args.output}")
     return DOES_NOT_FIT if traced.budget.fits is False else DONE

@@ -21,7 +21,7 @@ from vrambudget.files import read_file
 from vrambudget.oom.explain import Explanation, explain, phase_of, render_explanation
 from vrambudget.oom.foreign import explain_foreign, render_foreign
 from vrambudget.oom.llama_log import Start, render_start, start_of
-from vrambudget.oom.message import OomMessage, messages_in, parse_oom
+from vrambudget.oom.message import OomMessage, messages_in, no_message
 from vrambudget.oom.with_job import explain_with_job
 from vrambudget.scenario import Scenario, resolve
 
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         if foreign is not None or start is not None:
             put("\n\n".join(filter(None, (foreign, _started(start, args, foreign)))) + "\n")
             return DONE
-        messages = messages or parse_oom(text)
+        if not messages:
+            raise no_message(text)
         scenario = _task(args, messages)
         explanation = explain_with_job(messages, scenario) if scenario else explain(messages)
     except VramBudgetError as error:

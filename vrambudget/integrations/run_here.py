@@ -115,10 +115,11 @@ def choices(
     rows: list[RunChoice] = []
     for found in models:
         if len(rows) < len(KINDS) or not any(row.fits for row in rows):
+            on, own, tokens = machine, options, context
             if as_ollama:
-                machine.gpus, options = started(found, gpus, options, context)
-                context = options.ctx_size
-            rows.append(machine.choice(found, options, context))
+                taken, own = started(found, gpus, options, context)
+                on, tokens = Machine(taken, machine.ram_bytes, draft, images), own.ctx_size
+            rows.append(on.choice(found, own, tokens))
     return rows, best_of(rows)
 
 

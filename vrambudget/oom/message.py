@@ -145,11 +145,16 @@ def parse_oom(text: str) -> list[OomMessage]:
     """Return the messages in `text`, in its order. Raises VramBudgetError where there is none."""
     found = messages_in(text)
     if not found:
-        lines = text.count("\n") + (text[-1:] not in ("", "\n"))
-        raise VramBudgetError(
-            f"no CUDA out-of-memory message found (lines read: {lines})", hint=_hint(text)
-        )
+        raise no_message(text)
     return found
+
+
+def no_message(text: str) -> VramBudgetError:
+    """Return the error that a text has none."""
+    lines = text.count("\n") + (text[-1:] not in ("", "\n"))
+    return VramBudgetError(
+        f"no CUDA out-of-memory message found (lines read: {lines})", hint=_hint(text)
+    )
 
 
 def messages_in(text: str) -> list[OomMessage]:

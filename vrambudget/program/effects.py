@@ -81,10 +81,9 @@ class General:
                 new.append(None)
             elif kind == "new":
                 early = following if _is_before(following) else None
-                context.operation = str(event[4])
-                held = copies_of_indices(_laid(early[2])) if early else []
+                copies = early and _copies(event, early)
                 new.append(_storage(*event[2:]))
-                del held
+                del copies
             elif kind == "free":
                 new[event[1]] = None
             elif kind == "keep":
@@ -141,6 +140,12 @@ class General:
 def _is_before(event: list[Any] | None) -> bool:
     """Return whether an event, which stands behind a result, is a kernel that copies before it."""
     return event is not None and event[0] == "kernel" and event[1] in BEFORE_RESULT
+
+
+def _copies(event: list[Any], kernel: list[Any]) -> list[Tensor]:
+    """Return what a kernel copies before its result, which is named after the same operation."""
+    context.operation = str(event[4])
+    return copies_of_indices(_laid(kernel[2]))
 
 
 def _is_copy(event: list[Any], saved: set[int]) -> bool:

@@ -24,13 +24,12 @@ from math import prod
 from typing import Literal
 
 from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
+from vrambudget.engine.tensor import Shape
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 from vrambudget.models.parts.windows import RotaryByKindConfig
 from vrambudget.serving.linear import Linear, Rotary
 from vrambudget.serving.tabled import TabledDecoder
 from vrambudget.units import round_up
-
-Shape = tuple[int, ...]
 
 _VOCABULARY_MULTIPLE = 64
 _VOCABULARY = frozenset({"embed_tokens", "lm_head"})

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vrambudget.config.settings import Size
+from vrambudget.engine.tensor import Shape
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.serving.gguf_cards import header_of, table_of
 from vrambudget.serving.gguf_model import GgufModel, of_header
-
-Shape = tuple[int, ...]
 
 TABLED = frozenset(
     (  # noqa: SIM905 - one line each would be a page
@@ -58,6 +57,7 @@ class TabledDecoder(DecoderConfig):
     convolved: int = 0  # elements of a recurrent layer's state that its convolution keeps
     state_itemsize: int | None = None  # of the others, where the configuration names their dtype
     partial_rotary_factor: float = 1.0
+    shapes: Mapping[str, Shape]  # of the model's parameters [outputs, inputs], by their names
 
     @property
     def window(self) -> int:
@@ -79,15 +79,14 @@ class TabledDecoder(DecoderConfig):
 
     def head(self, kind: LayerType) -> tuple[int, int]:
         """Return the elements of a head's keys and values in layers of a kind."""
-        own = self.table.window_head
-        return (
-            own if kind == "sliding_attention" else (self.table.head_keys, self.table.head_values)
-        )
+        if kind == "sliding_attention":
+            return self.table.window_head
+        return self.table.head_keys, self.table.head_values
 
     def token_width(self, layer: int, tp: int) -> int:
         """Return the elements of a token's keys and values in a layer, on one of `tp` ranks.
 
-        None where the layer reads an earlier one's, or keeps a state.
+        0 where the layer reads an earlier one's, or keeps a state.
         """
         head, keys = self.head(self.layer_kinds[layer]), self.table.keys[layer]
         return max(1, keys // head[0] // tp) * sum(head) if keys else 0
@@ -99,11 +98,6 @@ class TabledDecoder(DecoderConfig):
         """
         rest = max(self.table.states) - self.convolved
         return (self.convolved * itemsize + rest * (self.state_itemsize or itemsize)) // tp
-
-    @property
-    def shapes(self) -> Mapping[str, Shape]:
-        """The shapes of the model's parameters [outputs, inputs] by their names."""
-        return dict(_named(self.table))
 
 
 class TabledMixture(TabledDecoder, MoeConfig):
@@ -139,6 +133,7 @@ def tabled(values: Mapping[str, Any], where: str) -> TabledDecoder:
         "max_position_embeddings": model.positions,
         "tie_word_embeddings": "output.weight" not in shapes,
         "table": model,
+        "shapes": dict(_named(model)),
         "convolved": (channels[0][0] - 1) * channels[0][1] if channels else 0,
         "partial_rotary_factor": values.get("partial_rotary_factor", 1.0),
         "state_itemsize": _STATES.get(str(values.get("mamba_ssm_dtype"))),
