@@ -19,6 +19,7 @@ JOBS = [
     pytest.param({"mode": "generate", "prompt": 40, "new": 4, "load": "device-map"}, id="mapped"),
     pytest.param({"mode": "generate", "prompt": 40, "new": 4, "cache": "quantized"}, id="codes"),
     pytest.param({"mode": "forward", "task": "embed", "block": 64, "pool": "last"}, id="embed"),
+    pytest.param({"mode": "forward", "model": "vit-base-patch16-224"}, id="pictures"),
 ]
 
 
@@ -41,10 +42,11 @@ class TestOnAVirtualGpu:
     pytestmark = VIRTUAL_GPU
 
     def test_a_counted_generation_peaks_where_the_real_one_does(self, fields):
-        record = json.loads(json.dumps(record_of(resolve(TINY, gpu="t4", batch=2, **fields))))
+        model, fields = fields.get("model", TINY), {n: fields[n] for n in fields if n != "model"}
+        record = json.loads(json.dumps(record_of(resolve(model, gpu="t4", batch=2, **fields))))
         found = rehearse_job(record, gpu="t4")
         versions = {name: found.versions[name] for name in ("torch", "transformers")}
-        scenario = resolve(TINY, gpu="t4", batch=2, **fields, **versions)
+        scenario = resolve(model, gpu="t4", batch=2, **fields, **versions)
         peak = replay(simulate(scenario.config, scenario.job, scenario.platform).tape).peak
         assert peak.requested_bytes == found.measured["peak_requested"]
         assert peak.allocated_bytes == found.measured["peak_allocated"]

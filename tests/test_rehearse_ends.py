@@ -63,6 +63,17 @@ def test_workers_leave_no_record_and_a_child_that_uses_the_card_is_told(tmp_path
     assert sum("several processes used the GPU" in warning for warning in result.warnings) == 1
 
 
+def test_a_forked_process_uses_the_gpu_where_its_parent_did_not(tmp_path):
+    script = tmp_path / "forks.py"
+    script.write_text(
+        "import multiprocessing, torch\n"
+        "def work():\n    held = torch.empty(7000, device='cuda')\n"
+        "child = multiprocessing.get_context('fork').Process(target=work)\n"
+        "child.start()\nchild.join()\nraise SystemExit(child.exitcode)\n"
+    )
+    assert peak(run(script)) == ("finished", 0, 28_000)
+
+
 def test_an_exception_in_a_thread_ends_the_thread_alone(tmp_path):
     script = tmp_path / "threads.py"
     script.write_text(

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from vrambudget.measure.loops.run import make_batch
+
 INFERENCE = ("generate", "forward")
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 _CACHES = ("static", "offloaded", "quantized")
@@ -107,7 +109,7 @@ def _forward(model: Any, job: Mapping[str, Any]) -> object:
     hidden_states: Any = None
     options = {"logits_to_keep": job["logits_to_keep"]} if job.get("logits_to_keep") else {}
     for _ in range(job.get("steps", 3)):
-        inputs = _inputs(job, job["block"], with_mask=job.get("attention_mask", "none") != "none")
+        inputs = _forward_inputs(model, job)
         outputs = model(**inputs, **options)
         if job.get("pool", "none") == "mean":
             hidden_states = outputs.last_hidden_state
@@ -121,6 +123,13 @@ def _forward(model: Any, job: Mapping[str, Any]) -> object:
         if not job.get("keep_outputs", True):
             outputs = None
     return locals()
+
+
+def _forward_inputs(model: Any, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model is called with, without labels: its pictures or sound, or tokens."""
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        return {name: x for name, x in make_batch(job, model).items() if name != "labels"}
+    return _inputs(job, job["block"], with_mask=job.get("attention_mask", "none") != "none")
 
 
 def _inputs(job: Mapping[str, Any], length: int, *, with_mask: bool) -> dict[str, Any]:

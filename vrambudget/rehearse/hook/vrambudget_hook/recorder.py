@@ -87,9 +87,6 @@ class Recorder:
         self.torch = torch
         if self.torch.version.cuda is None:
             return
-        kernels = [int(a.split("_")[1]) for a in architectures(self.torch)]
-        runnable = [version for version in kernels if version <= self.plan["capability"]]
-        self._native().virtual_gpu_set_kernels(max(runnable, default=0))
         self.cudnn = Cudnn(torch, self.plan["libraries"])
         self.torch.cuda._lazy_call(self._cuda_starts)
         self._watch_optimizers()
@@ -126,6 +123,10 @@ class Recorder:
 
     def _cuda_starts(self) -> None:
         check_backend(self.torch)
+        # Not before: asked for its kernels, PyTorch lets no forked process use the GPU.
+        kernels = [int(a.split("_")[1]) for a in architectures(self.torch)]
+        runnable = [version for version in kernels if version <= self.plan["capability"]]
+        self._native().virtual_gpu_set_kernels(max(runnable, default=0))
         self.cudnn.ask()
         if self.plan["stacks"] != "none":
             # Stacks of allocations only: gathering one at a free that an exception causes would
