@@ -113,10 +113,10 @@ def _masked_scatter(args: Any, _result: Any) -> None:
     scattering_buffers(args[0].shape, args[1])
 
 
-def copies_of_indices(args: Any) -> list[Tensor]:
+def _index(args: Any, _result: Any) -> list[Tensor]:
     """Lay several indices out alike: as large as all of them together, if one lies otherwise.
 
-    The copies are made before the result, and live until the kernel ran.
+    Return the copies, which live until the kernel ran.
     Source: native/TensorAdvancedIndexing.cpp (make_info, all_strides_match).
     """
     given = [index for index in args[1] if index is not None]
@@ -126,10 +126,6 @@ def copies_of_indices(args: Any) -> list[Tensor]:
     apart = [index for index in given if index.shape != shape or not index.is_contiguous]
     alike = len({_expanded(index, shape) for index in given}) <= 1
     return [] if alike else [empty(shape, index.dtype) for index in apart]
-
-
-def _index(args: Any, _result: Any) -> None:
-    copies_of_indices(args)
 
 
 def _together(tensors: list[Tensor]) -> Shape:
@@ -240,7 +236,7 @@ def _nothing(_args: Any, _result: Any) -> None:
     """Leave it at the result: a row of up to 4096 values is sorted in place (TensorTopK.cpp)."""
 
 
-Rule = Callable[[Any, Any], None]
+Rule = Callable[[Any, Any], Any]
 OPERATIONS: dict[str, Rule] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _in_rows),
     "_softmax_backward_data": _softmax_backward,
@@ -261,7 +257,7 @@ OPERATIONS: dict[str, Rule] = {
 """By an operation's name."""
 
 BEFORE_RESULT = frozenset({"index", "_unsafe_index"})
-"""Operations with `copies_of_indices`."""
+"""Operations whose rule runs before the result is made, and returns what lives until then."""
 
 KERNELS: dict[str, Rule] = {
     **OPERATIONS,

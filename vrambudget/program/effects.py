@@ -5,7 +5,6 @@ them.
 """
 
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import Any
 
 from vrambudget.dtypes import DType, float32
@@ -15,7 +14,7 @@ from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, _dense_strides
 from vrambudget.errors import NotModelledError
-from vrambudget.ops.temporaries import BEFORE_RESULT, KERNELS, copies_of_indices, layout
+from vrambudget.ops.temporaries import BEFORE_RESULT, KERNELS, layout
 from vrambudget.tape.events import Storage
 
 Where = dict[str, list[Any]]
@@ -74,16 +73,14 @@ class General:
 
     def _happen(self, events: list[Any], where: Where, *, grad: bool) -> None:
         """Play events in order: storages are made and freed, kernels run, tensors are saved."""
-        new, early = where["new"], None
-        for event, following in zip_longest(events, events[1:]):
+        new = where["new"]
+        for event in events:
             kind = event and event[0]
             if kind is None:
                 new.append(None)
             elif kind == "new":
-                early = following if _is_before(following) else None
-                copies = early and _copies(event, early)
                 new.append(_storage(*event[2:]))
-                del copies
+                where.pop("held", None)
             elif kind == "free":
                 new[event[1]] = None
             elif kind == "keep":
@@ -91,8 +88,10 @@ class General:
                 if grad:
                     source, number = self.kept[slot]
                     where["kept"][slot] = keep(Tensor((), float32, where[source][number]))
-            elif event is not early:
-                KERNELS[event[1]](_laid(event[2]), _laid(event[3]))
+            else:
+                if event[1] in BEFORE_RESULT:
+                    context.operation = event[1]
+                where["held"] = KERNELS[event[1]](_laid(event[2]), _laid(event[3]))
 
     def _give_nodes(self, made: list[Tensor], x: list[Tensor], kept: list[Any]) -> None:
         nodes: list[Node] = []
@@ -135,17 +134,6 @@ class General:
             )
 
         return backward
-
-
-def _is_before(event: list[Any] | None) -> bool:
-    """Return whether an event, which stands behind a result, is a kernel that copies before it."""
-    return event is not None and event[0] == "kernel" and event[1] in BEFORE_RESULT
-
-
-def _copies(event: list[Any], kernel: list[Any]) -> list[Tensor]:
-    """Return what a kernel copies before its result, which is named after the same operation."""
-    context.operation = str(event[4])
-    return copies_of_indices(_laid(kernel[2]))
 
 
 def _is_copy(event: list[Any], saved: set[int]) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from vrambudget.engine.context import context
+from vrambudget.ops.temporaries import BEFORE_RESULT
 from vrambudget.recording.listener import Phase
 from vrambudget.recording.raw import TensorLayout
 from vrambudget.traced import kernels, tracer
@@ -32,8 +33,13 @@ def patches() -> Iterator[Patch]:
             operands = [_layout(x) for x in given]
             running[-1].explained(start, ("kernel", kind, operands, _layout(result)))
 
-    def beforehand(name: str, args: Any) -> list[Any]:
-        return [] if running else early(name, args)  # written down behind the result
+    def beforehand(name: str, args: Any) -> Any:
+        if not running:
+            return early(name, args)
+        if name in BEFORE_RESULT:
+            row = ("kernel", name, [_layout(x) for x in args], None)
+            running[-1].explained(len(context.tape.events), row)
+        return None
 
     def dispatched(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = getattr(self, "call", None)

@@ -20,7 +20,6 @@ from vrambudget.ops.temporaries import (
     BEFORE_RESULT,
     KERNELS,
     OPERATIONS,
-    copies_of_indices,
     differences,
 )
 from vrambudget.traced import orders
@@ -62,9 +61,9 @@ _LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "binary_cross_entropy": 3}
 """By the place of the reduction among the arguments."""
 
 
-def beforehand(name: str, args: Any) -> list[Any]:
+def beforehand(name: str, args: Any) -> Any:
     """Allocate what one operation needs from before its result is made until its kernel ran."""
-    return copies_of_indices(with_layouts(args)) if name in BEFORE_RESULT else []
+    return KERNELS[name](with_layouts(args), None) if name in BEFORE_RESULT else None
 
 
 def temporaries(func: Any, name: str, args: Any, result: Any) -> None:

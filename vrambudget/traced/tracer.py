@@ -15,6 +15,7 @@ from vrambudget.engine.autograd import Saved
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
 from vrambudget.ops.selection import places
+from vrambudget.ops.temporaries import BEFORE_RESULT
 from vrambudget.tape.events import Storage
 from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
@@ -75,7 +76,7 @@ class Tracer(TorchDispatchMode):
                 nbytes = kernels.result_bytes(packet, args, meta)
                 self.bind(meta, self._into(packet, args) or self.made(packet, meta, nbytes))
                 made = True
-        if not held and (made or packet in kernels.WITHOUT_RESULT):
+        if packet not in BEFORE_RESULT and (made or packet in kernels.WITHOUT_RESULT):
             kernels.temporaries(func, packet, args, result)
         del held
         return result
