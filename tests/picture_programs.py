@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from picture_components import WAYS, Recorder
 from picture_schedules import merged, schedule_of
+from picture_signatures import Component
 
 from vrambudget.config.versions import installed_version
 from vrambudget.dtypes import float32
@@ -28,11 +30,9 @@ from vrambudget.program.catalog import program_at
 from vrambudget.program.form import Program
 from vrambudget.program.writing import written
 from vrambudget.recording.checking import UnequalError
-from vrambudget.recording.components import WAYS, Recorder
 from vrambudget.recording.diffusers import built, shortened
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import PRECISIONS
-from vrambudget.recording.signatures import Component
 
 Sizes = dict[str, int]
 _KINDS = ("forward", "lora", "full", "blocks")

@@ -6,7 +6,7 @@
     rows              what is made for each picture of the batch in turn: how often, and one's rows
 
 The call runs without gradients, so allocations are all that it leaves; each component's call is a
-program of its own (recording.components), recorded from the arguments that are seen here.
+program of its own (picture_components), recorded from the arguments that are seen here.
 """
 
 import inspect
@@ -16,6 +16,8 @@ from itertools import count
 from typing import Any
 
 import torch
+from picture_components import PLATFORM
+from picture_signatures import Component, signature_of
 
 from vrambudget.dtypes import DType, uint8
 from vrambudget.eager.mode import is_on_gpu
@@ -24,12 +26,10 @@ from vrambudget.eager.step import stepped
 from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError
 from vrambudget.program.form import Program, Row
-from vrambudget.recording.components import PLATFORM
 from vrambudget.recording.diffusers import on_the_gpu, pipeline
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.merging import Merger
 from vrambudget.recording.programs import PRECISIONS
-from vrambudget.recording.signatures import Component, signature_of
 from vrambudget.traced.live import tensors_in
 from vrambudget.traced.tensor import dtype_of
 

@@ -16,8 +16,9 @@ from vrambudget.tape.replay import replay
 
 pytest.importorskip("transformers", "5.17")
 
+from decoder_programs import record_decoder
+
 from vrambudget.recording.checking import peaks
-from vrambudget.recording.decoders import record_decoder
 from vrambudget.recording.runs import traced
 
 TYPES = sorted(path.stem for path in RECORDED.glob("*.program"))

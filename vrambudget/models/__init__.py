@@ -16,7 +16,7 @@ _CONFIG_CLASSES = {
 """model_type: (module, class). A new architecture is its file and its line here."""
 
 RECORDED = Path(__file__).parent / "recorded"
-"""The layers of decoders, as `vrambudget.recording.decoders` writes them."""
+"""The layers of decoders, as `tests/decoder_programs.py` writes them."""
 
 _READ_AS = {"kimi_k2": "deepseek_v3"}
 """A model_type that transformers does not have: that of the class in its `architectures`."""

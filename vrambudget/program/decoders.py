@@ -4,7 +4,7 @@
     shared     embedding, masks, rotary tables, caches, attention, experts, heads and losses
 
 `decoder_class("helium")` is the type's configuration, as that of a family in models.families.
-Source: `vrambudget.recording.decoders` writes the programs.
+Source: `tests/decoder_programs.py` writes the programs.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -24,7 +24,6 @@ from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.cache import CacheLayer, DynamicLayer
 from vrambudget.models.parts.static_cache import StaticLayer
-from vrambudget.recording.decoder_steps import counted, step
 from vrambudget.recording.keys import Values
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.sized import Size
@@ -107,6 +106,23 @@ def _called(listener: Listener, job: Values, module: Any, inputs: Any) -> NoRetu
     new = _input(listener, "decoder_input_ids", empty((rows, tokens), int64))
     del encoded
     _end(listener, decode(new, states))
+
+
+def counted(v: Tensor) -> TracedTensor:
+    """Return what the model's code sees of a tensor, which has a name."""
+    x: TracedTensor = vars(live)["traced_tensor"](v)
+    return x
+
+
+def step(
+    listener: Listener, name: str, results: tuple[Tensor, ...], given: list[Any], **options: Any
+) -> Any:
+    """Write down that a shared function is called, whose results these are."""
+    names = [listener.fresh() for _ in results]
+    own = {key: listener.encoded(value) for key, value in options.items()}
+    listener.emit("op", name, names, [x.named for x in given], own)
+    listener.temporaries |= {id(v): (n, v) for n, v in zip(names, results, strict=True)}
+    return tuple(counted(v) for v in results)
 
 
 def _input(listener: Listener, name: str, v: Tensor) -> Any:

@@ -1,4 +1,6 @@
-"""A decoder's layer as a program: what a type's own code does between what all types share.
+"""Record decoders' layers: `PYTHONPATH=. python tests/decoder_programs.py helium cohere ...`.
+
+What a type's own code does between what all types share is a program:
 
     recorded   a layer, the norm behind the last one; what embeddings and logits are multiplied by
     a step     masks, rotary tables, caches, attention and experts, which transformers has once for
@@ -8,20 +10,14 @@ A layer is recorded at several sizes, with positions of one row and of every row
 that its keys can give it.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import transformers
-from transformers.models.auto import modeling_auto
-
-from vrambudget.config.model_config import HARMLESS_VALUES
-from vrambudget.config.versions import installed_version
-from vrambudget.errors import VramBudgetError
-from vrambudget.models.parts.latent import WIDTHS, widths_of
-from vrambudget.program.form import Program
-from vrambudget.recording.decoder_cut import cut, is_in
-from vrambudget.recording.decoder_keys import (
+from decoder_cut import cut, is_in
+from decoder_keys import (
     FIELDS,
     FOLLOWED,
     FORMS,
@@ -32,7 +28,16 @@ from vrambudget.recording.decoder_keys import (
     layer_in,
     other_names,
 )
-from vrambudget.recording.decoder_steps import steps_for
+from decoder_steps import steps_for
+from transformers.models.auto import modeling_auto
+
+from vrambudget.config.model_config import HARMLESS_VALUES
+from vrambudget.config.versions import installed_version
+from vrambudget.errors import VramBudgetError
+from vrambudget.models import RECORDED
+from vrambudget.models.parts.latent import WIDTHS, widths_of
+from vrambudget.program.form import Program
+from vrambudget.program.writing import written
 from vrambudget.recording.keys import OF_FILES, Values
 from vrambudget.recording.programs import Model, Probe, program_of
 from vrambudget.recording.rows import changed_operations, inserted, kinds_of
@@ -299,3 +304,9 @@ def _biases_of(base: Probe, key: str, *, width: str) -> list[str]:
 def _parameters_in(layer: str, probe: Probe) -> set[str]:
     names = (name for name, *_ in probe.recording.facts["parameters"])
     return {name[len(layer) + 1 :] for name in names if is_in(name, layer)}
+
+
+if __name__ == "__main__":
+    for named in sys.argv[1:]:
+        text = written(record_decoder(named))
+        (RECORDED / f"{named}.program").write_text(text, encoding="utf-8")

@@ -10,6 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+from picture_signatures import (
+    Caller,
+    Component,
+    symbols_by_number,
+    symbols_of,
+    whole_multiples,
+)
+from picture_units import checkpoints, starred, with_units
+
 from vrambudget.engine.autocast import autocast
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import ModelOptions, context, no_grad
@@ -23,15 +32,7 @@ from vrambudget.recording.checking import Peaks, UnequalError
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.models import note_model
 from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
-from vrambudget.recording.signatures import (
-    Caller,
-    Component,
-    symbols_by_number,
-    symbols_of,
-    whole_multiples,
-)
 from vrambudget.recording.tracing import listening
-from vrambudget.recording.units import checkpoints, starred, with_units
 from vrambudget.scenario import platform_of
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
@@ -202,7 +203,7 @@ def _are_equal(actual: Peaks, expected: Peaks) -> bool:
     In an order of its own the allocator may reserve another segment of 2 MiB.
     """
     shares = [abs(a - b) / b for a, b in zip(actual, expected, strict=True)]
-    return max(shares[:2]) < 1e-6 and shares[2] < 1e-3  # noqa: PLR2004 - see above
+    return max(shares[:2]) < 1e-6 and shares[2] < 1e-3
 
 
 def peaks_of(tape: Tape) -> Peaks:

@@ -18,14 +18,15 @@ from transformers.modeling_utils import AttentionInterface
 
 from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.autograd import record
-from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.engine.tensor import empty
 from vrambudget.models.parts.attention import attend
 from vrambudget.models.parts.cache import DynamicLayer
 from vrambudget.recording import models
 from vrambudget.recording.casts import home_of
+from vrambudget.recording.generation import counted, step
 from vrambudget.recording.listener import Listener
 from vrambudget.traced import live
-from vrambudget.traced.tensor import TracedTensor, dtype_of
+from vrambudget.traced.tensor import dtype_of
 
 _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 
@@ -80,24 +81,7 @@ def _alibi(tokens: Any, heads: int, dtype: Any) -> Any:
     return step(_heard[-1], "alibi", (made,), [])[0]
 
 
-def counted(v: Tensor) -> TracedTensor:
-    """Return what the model's code sees of a tensor, which has a name."""
-    x: TracedTensor = vars(live)["traced_tensor"](v)
-    return x
-
-
 _heard: list[Listener] = []  # the recording that runs, and what it is recorded with
-
-
-def step(
-    listener: Listener, name: str, results: tuple[Tensor, ...], given: list[Any], **options: Any
-) -> Any:
-    """Write down that a shared function is called, whose results these are."""
-    names = [listener.fresh() for _ in results]
-    own = {key: listener.encoded(value) for key, value in options.items()}
-    listener.emit("op", name, names, [x.named for x in given], own)
-    listener.temporaries |= {id(v): (n, v) for n, v in zip(names, results, strict=True)}
-    return tuple(counted(v) for v in results)
 
 
 class _Heard:

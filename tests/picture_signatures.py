@@ -172,7 +172,7 @@ def whole_multiples(names: Sequence[Mapping[str, int]]) -> list[Any]:
     found = []
     for symbol in [symbol for symbol in names[0] if not symbol.endswith("_0")]:
         step = 1
-        while all(own[symbol] % (2 * step) == 0 for own in names) and step < 64:  # noqa: PLR2004
+        while all(own[symbol] % (2 * step) == 0 for own in names) and step < 64:
             step *= 2
         if step > 1:
             found.append([symbol, "%", str(step), True, "recorded at such sizes alone"])

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from decoder_keys import before_layers, layer_in, names_of, scaled
+
 from vrambudget.program.form import Program, Row, with_paths
 from vrambudget.program.unfold import makes, reads, renamed
-from vrambudget.recording.decoder_keys import before_layers, layer_in, names_of, scaled
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Probe
 
