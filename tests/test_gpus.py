@@ -1,5 +1,6 @@
 """A card is found by any spelling; what was assumed is said; nothing else passes."""
 
+import os
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -263,9 +264,25 @@ def test_auto_knows_the_kernels_of_a_card_outside_the_table(monkeypatch):
     assert gpu.capacity_bytes == 6 * 2**30
 
 
-def test_auto_without_the_library_or_a_driver_says_what_to_do(monkeypatch):
+@pytest.mark.skipif(os.name == "nt", reason="a script stands for the driver's tool")
+def test_auto_asks_nvidia_smi_where_the_library_is_not_installed(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(VramBudgetError, match="nvidia-ml-py, which is not installed"):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 23028, 8.9'\n")
+    tool.chmod(0o755)
+    gpu = find_gpu("auto")
+    assert (gpu.key, gpu.capacity_bytes) == ("rtx-4090", 23028 * 2**20)
+    for said in ("exit 6", "echo 'No devices were found'", "echo 'RTX 9, [N/A], 12.0'"):
+        tool.write_text(f"#!/bin/sh\n{said}\n")
+        with pytest.raises(VramBudgetError, match="neither answers"):
+            find_gpu("auto")
+
+
+def test_auto_without_the_library_or_a_driver_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(VramBudgetError, match="nvidia-smi or nvidia-ml-py; neither answers"):
         find_gpu("auto")
     monkeypatch.setitem(sys.modules, "pynvml", _driver("", 0, broken=True))
     with pytest.raises(VramBudgetError, match="Driver Not Loaded"):

@@ -48,6 +48,16 @@ def format_bytes(n: int, unit: str | None = None) -> str:
     return f"{n / bytes_in(unit):,.2f} {unit}"
 
 
+def gib(n: int) -> str:
+    """Return bytes in GiB."""
+    return format_bytes(n, "GiB")
+
+
+def spread(low: int, high: int) -> str:
+    """Return a range of bytes in GiB."""
+    return gib(low) if low == high else f"{low / 2**30:.2f} to {gib(high)}"
+
+
 def round_up(n: int, multiple: int) -> int:
     """Return the least multiple that is no less than n."""
     return -(-n // multiple) * multiple

@@ -18,9 +18,8 @@ from vrambudget.config.model_config import load_config
 from vrambudget.config.other_gpus import other_gpu
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.integrations.server import Server
+from vrambudget.integrations.answer import Server
 from vrambudget.models import config_class
-from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.report.run_here import run_report, run_values
 from vrambudget.serving.beside import projector, with_adapter
 from vrambudget.serving.gguf_cards import family_of, header_of, parsed, table_of
@@ -177,6 +176,8 @@ def _table_of(found: FoundModel) -> Mapping[str, Any]:
     """Return the header's table of a configuration, whose class may say what it leaves out."""
     if not family_of(found.values).get("parsed"):
         return table_of(found.values, found.where)
+    from vrambudget.models.parts.decoder import DecoderConfig  # noqa: PLC0415 - of these alone
+
     config = load_config(found.values, config_class, where=found.where)
     assert isinstance(config, DecoderConfig)  # noqa: S101 - all of these are decoders
     return table_of(parsed(config), found.where)

@@ -6,16 +6,15 @@
 Options have the engines' own names. A server prints as the command does, and shows in notebooks.
 """
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.escaping import escape
+from vrambudget.integrations.answer import Server
 from vrambudget.report.engines import sglang_report, sglang_values
 from vrambudget.report.serving import as_values, served, start_lines
 from vrambudget.serving import sglang, vllm
@@ -28,26 +27,6 @@ from vrambudget.serving.weights import load_decoder
 
 _GGUF = ".gguf"
 _SHARED_BY = "tensor_parallel_size"
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """What a server holds; `values` are bytes and tokens, where a pair is least and most."""
-
-    engine: str
-    starts: bool
-    values: Mapping[str, Any]
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-    def to_json(self) -> str:
-        """Return the values as JSON."""
-        return json.dumps(self.values, indent=2)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(self.text)}</pre>"
 
 
 def serve(

@@ -4,7 +4,8 @@
     llama_kv_cache:      CUDA0 KV buffer size =  1024.00 MiB       (RS: recurrent states)
     sched_reserve:      CUDA0 compute buffer size =   304.00 MiB
     msg="model weights" device=CUDA0 size="4.1 GiB"                Ollama's own, and "kv cache",
-                                                                   "compute graph"
+                                                                   "compute graph"; until August
+                                                                   2025 buffer=, and backend=
 
 Of several starts in a log it is the last. Sources: llama.cpp, src/llama-model.cpp (load_tensors),
 src/llama-context.cpp (sched_reserve); ollama, ml/device.go (Log).
@@ -20,7 +21,8 @@ _LINE = re.compile(
     r" {0,4}= {1,9}(?P<mib>\d{1,9}(?:\.\d{1,4})?) MiB"
 )
 _OLLAMA = re.compile(
-    r'msg="(?P<part>model weights|kv cache|compute graph)" device=(?P<device>\w{1,40})'
+    r'msg="(?P<part>model weights|kv cache|compute graph)" (?:device|buffer|backend)='
+    r"(?P<device>\w{1,40})(?: buffer_type=\w{1,40})?"
     r' size="(?P<size>\d{1,9}(?:\.\d{1,4})?) (?P<unit>[KMGT]iB|B)"'
 )
 _OFFLOADED = re.compile(r"offloaded (\d{1,4})/(\d{1,4}) layers to GPU")

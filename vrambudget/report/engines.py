@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.report.serving import between, contexts, gib, rows, spread, starts
+from vrambudget.report.serving import between, contexts, rows, starts
 from vrambudget.serving.sglang import OUTSIDE, SglangServing
 from vrambudget.serving.sglang import VERSION as SGLANG
+from vrambudget.units import gib, spread
 
 
 def sglang_report(model: str, gpu: Gpu, found: SglangServing, context: int | None) -> str:

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from vrambudget.config.bandwidths import MAIN_MEMORY
-from vrambudget.report.serving import gib, spread
 from vrambudget.serving.gguf_architectures import SEEN
 from vrambudget.serving.llama_cpp import VERSIONS, Held, LlamaCppServing
 from vrambudget.serving.options import LLAMA_CPP_SHORT, LlamaCppOptions
 from vrambudget.serving.run_here import RunChoice
+from vrambudget.units import gib, spread
 
 _MIB = 2**20
 _NOT_TYPED = {"engine", "engine_version", "ctx_size", "n_gpu_layers", "fit", "fit_target"}

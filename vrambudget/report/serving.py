@@ -15,7 +15,7 @@ from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.sglang import SglangServing
 from vrambudget.serving.starting import USUAL_CONTEXT, StartingChange, typed
 from vrambudget.serving.vllm import Serving
-from vrambudget.units import format_bytes
+from vrambudget.units import gib, spread
 
 _MERGED = "as loaded: merged projections"
 _CONTEXTS = (2048, 8192, 32768, 131072)
@@ -172,16 +172,6 @@ def as_values(found: Serving, version: str, context: int | None) -> dict[str, An
 def rows(parts: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     """Yield a line for each part: its name, how much it is, and how that is computed."""
     return (f"{name:<16}{size:>20}  {why}" for name, size, why in parts)
-
-
-def gib(n: int) -> str:
-    """Return bytes in GiB."""
-    return format_bytes(n, "GiB")
-
-
-def spread(low: int, high: int) -> str:
-    """Return a range of bytes in GiB."""
-    return gib(low) if low == high else f"{low / 2**30:.2f} to {gib(high)}"
 
 
 def between(low: int, high: int) -> str:

@@ -15,7 +15,8 @@ ggml_dyn_tallocr_alloc).
 Not modelled: buffers in several chunks, nodes that a device does not support.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 
 from vrambudget.units import round_up
 
@@ -114,7 +115,8 @@ def _with_copies(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
                 copy = copies[source, device] = Node(source.nbytes, device, [source])
                 ordered.insert(start + inputs, copy)
                 inputs += 1
-        node.sources = [copies[s, device] if s in foreign else s for s in node.sources]
+        if foreign:
+            node.sources = [copies[s, device] if s in foreign else s for s in node.sources]
         ordered.append(node)
     for node in ordered:
         for source in node.sources:
@@ -137,7 +139,10 @@ def _allocate(arenas: dict[int, "_Arena"], node: Node) -> None:
 
 def _arena(arenas: dict[int, "_Arena"], node: Node) -> "_Arena":
     assert node.device is not None  # noqa: S101 - `_place` has seen to it
-    return arenas.setdefault(node.device, _Arena(OF_HOST if node.device == HOST else ALIGNMENT))
+    found = arenas.get(node.device)
+    if found is None:
+        found = arenas[node.device] = _Arena(OF_HOST if node.device == HOST else ALIGNMENT)
+    return found
 
 
 class _Arena:
@@ -150,31 +155,29 @@ class _Arena:
     def take(self, nbytes: int) -> int:
         """Return the offset of so many bytes."""
         nbytes = round_up(nbytes, self.alignment)
-        fitting = [(n, -k) for k, (_, n) in enumerate(self.free[:-1]) if n >= nbytes]
-        number = -min(fitting)[1] if fitting else len(self.free) - 1
-        at, size = self.free[number]
+        number, (at, size) = len(self.free) - 1, self.free[-1]
+        for k, (start, n) in enumerate(self.free):  # of equals the last
+            if nbytes <= n <= size:
+                number, at, size = k, start, n
         left = _ENDLESS if number == len(self.free) - 1 else size - nbytes
         self.free[number : number + 1] = [(at + nbytes, left)] if left else []
         self.top = max(self.top, at + nbytes)
         return at
 
     def give(self, at: int, nbytes: int) -> None:
-        """Free a block."""
-        self.free = list(_merged(sorted([*self.free, (at, round_up(nbytes, self.alignment))])))
+        """Free a block, as one with those that it touches."""
+        size = round_up(nbytes, self.alignment)
+        number = bisect_left(self.free, (at, size))
+        if number < len(self.free) and self.free[number][0] == at + size:
+            size += self.free.pop(number)[1]
+        if number and sum(self.free[number - 1]) == at:
+            number -= 1
+            at, before = self.free.pop(number)
+            size += before
+        self.free.insert(number, (at, size))
 
     def shrink(self, at: int, old: int, new: int) -> None:
         """Free the end of a block whose tensor is replaced by a smaller one."""
         old, new = (round_up(n, self.alignment) for n in (old, new))
         if old > new:
             self.give(at + new, old - new)
-
-
-def _merged(blocks: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    at, size = blocks[0]
-    for start, nbytes in blocks[1:]:
-        if at + size == start:
-            size += nbytes
-        else:
-            yield at, size
-            at, size = start, nbytes
-    yield at, size

@@ -19,15 +19,17 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vrambudget.config.cards import card_text, cards_folder
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import names_in, value
-from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.serving.gguf import Gguf, GgufTensor, shown
 from vrambudget.serving.gguf_model import MOST_LAYERS
 from vrambudget.serving.gguf_quants import Shape, type_of
+
+if TYPE_CHECKING:
+    from vrambudget.models.parts.decoder import DecoderConfig
 
 _TABLES = ("token_embd", "per_layer_token_embd")
 _OF_VALUES = ("attn_v", "attn_qkv")  # whose types change along those that there are
@@ -36,11 +38,20 @@ _LETTERS = "hybrid_override_pattern"  # one of each layer
 
 
 @cache
-def families() -> Mapping[str, Mapping[str, Any]]:
-    """Return what is known of each model type's header."""
-    paths = sorted((cards_folder() / "gguf" / "families").glob("*.toml"))
-    tables = [tomllib.loads(card_text(path)) for path in paths]
-    return {name: table for table in tables for name in table["model_types"]}
+def families() -> Mapping[str, str]:
+    """Return the text of each model type's header, which names its model types first."""
+    found: dict[str, str] = {}
+    for path in sorted((cards_folder() / "gguf" / "families").glob("*.toml")):
+        text = card_text(path)
+        begin = text[: text.index("]") + 1]  # saves parsing them all
+        found |= dict.fromkeys(tomllib.loads(begin)["model_types"], text)
+    return found
+
+
+@cache
+def _family(model_type: str) -> Mapping[str, Any]:
+    """Return what is known of a model type's header, nothing of one that is not known."""
+    return tomllib.loads(families().get(model_type, ""))
 
 
 def header_of(table: Mapping[str, Any], name: str, kind: str) -> Gguf:
@@ -59,7 +70,7 @@ def header_of(table: Mapping[str, Any], name: str, kind: str) -> Gguf:
 def family_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what is known of a configuration's family. Raises NotModelledError."""
     for each in (config, _whole(config)):
-        if found := families().get(str(each.get("model_type"))):
+        if found := _family(str(each.get("model_type"))):
             return found
     raise NotModelledError(
         f"the tensors of a GGUF file of {config.get('model_type')} are not modelled",
@@ -68,7 +79,7 @@ def family_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     )
 
 
-def parsed(config: DecoderConfig) -> Mapping[str, Any]:
+def parsed(config: "DecoderConfig") -> Mapping[str, Any]:
     """Return a configuration's keys, with what its class says of those that it leaves out."""
     keys = {name: getattr(config, name) for name in config.model_fields}
     return keys | {
@@ -89,7 +100,7 @@ def _whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def table_of(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return the table of a configuration. Raises VramBudgetError for what has none."""
-    family, base = family_of(config), families()["base"]
+    family, base = family_of(config), _family("base")
     own = family.get("keys", {})
     sizes = _Sizes(_whole(config), {**own, **base["keys"], **own}, where)
     layers = sizes.at("num_hidden_layers", 0)

@@ -27,9 +27,10 @@ def card_of(name: str) -> Mapping[str, Any]:
     """Return the card of a name; of any other nothing."""
     plain = _also().get(_plain(name), _plain(name))
     for each in (plain,) if plain in gguf_names() else gguf_names():
-        card = _card(each)
-        if plain in (each, *card.get("also", ())):
-            return card
+        if plain == each or f'"{plain}"' in _text(each):  # saves parsing them all
+            card = tomllib.loads(_text(each))
+            if plain in (each, *card.get("also", ())):
+                return card
     return {}
 
 
@@ -64,8 +65,8 @@ def _published(name: str) -> FoundModel | None:
 
 
 @cache
-def _card(name: str) -> Mapping[str, Any]:
-    return tomllib.loads(card_text(cards_folder() / "gguf" / f"{name}.toml"))
+def _text(name: str) -> str:
+    return card_text(cards_folder() / "gguf" / f"{name}.toml")
 
 
 @cache

@@ -15,6 +15,7 @@ Beside a model: `serving.beside`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 from vrambudget.config.bandwidths import MAIN_MEMORY, bandwidth
 from vrambudget.config.gpus import Gpu
@@ -155,13 +156,7 @@ def serve(
     """
     placed = placement or place(model, gpus, options)
     cells = _Cells(model, options)
-    caches = dict.fromkeys(placed.model_bytes, 0)
-    layer_bytes = list(placed.layer_bytes)
-    for layer in range(model.layers):
-        where = HOST if options.no_kv_offload else placed.devices[layer]
-        size = cells.of_layer(layer, is_padded=where != HOST)
-        caches[where] += size
-        layer_bytes[layer] += size * (where == placed.devices[layer])
+    caches, of_layers = cached_bytes(model, options, placed)
     slots = cells.slots
     computed = compute_bytes(
         model,
@@ -193,10 +188,23 @@ def serve(
         ram_bytes=ram_bytes,
         offloaded=placed.offloaded,
         layers=model.layers,
-        layer_bytes=tuple(layer_bytes),
+        layer_bytes=tuple(map(add, placed.layer_bytes, (*of_layers, 0))),
         read_bytes=placed.read_bytes,
         bandwidths=tuple(map(bandwidth, gpus)),
     )
+
+
+def cached_bytes(
+    model: GgufModel, options: LlamaCppOptions, placed: Placement
+) -> tuple[dict[int, int], list[int]]:
+    """Return the bytes of each device's cache, and what each layer has of it where it is."""
+    cells, found, of_layers = _Cells(model, options), dict.fromkeys(placed.model_bytes, 0), []
+    for layer in range(model.layers):
+        where = HOST if options.no_kv_offload else placed.devices[layer]
+        size = cells.of_layer(layer, is_padded=where != HOST)
+        found[where] += size
+        of_layers.append(size * (where == placed.devices[layer]))
+    return found, of_layers
 
 
 class _Cells:

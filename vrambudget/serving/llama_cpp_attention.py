@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from vrambudget.serving.ggml_builder import F32, Builder, Weight
 from vrambudget.serving.ggml_graph import CACHE, HOST, Node
+from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import row_bytes
 from vrambudget.serving.options import LlamaCppOptions
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vrambudget.serving.llama_cpp_place import Placement
 
 _UNQUANTISED = frozenset({"f32", "f16", "bf16"})
+_UNTURNED = frozenset({"bert", "jina-bert-v2"})  # positions are added, or are a bias of scores
 _PARTLY = frozenset({"cohere2", "cohere2moe", "llama4"})  # only layers with a window are rotated
 _FOLDED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})  # 4 positions
 _OF_STATE = ("ssm_ba", "ssm_alpha", "ssm_beta")  # how a state decays, and is added to
@@ -49,6 +51,7 @@ class Attention(Builder):
         self.is_spread = not flash  # the cache's values; decided before attention is tried
         self.is_old = options.is_old
         self.is_whole = HOST not in placed.devices
+        self.is_encoder = model.architecture in UNCACHED
         super().__init__(
             rows=min(options.ubatch_size, options.batch_size, max(cells[0], 1)),
             gpu=0 if placed.has_gpus else HOST,
@@ -74,9 +77,10 @@ class Attention(Builder):
         is_latent = not any(self.model.values)
         for is_window in sorted(windows):
             cells = (self.cells[1] if is_window else None) or self.cells[0]
+            cells = self.rows if self.is_encoder else cells  # no cache, of which it would be
             size = 2 if self.flash and not self.options.has_all_logits else F32
             spread = max(self.model.values) if self.is_spread else 1  # transposed: of each element
-            if self.options.engine_version != "2025-05":
+            if self.options.engine_version != "2025-05" and not self.is_encoder:
                 of_keys = self.leaf(2 * self.rows)
                 of_values = of_keys if is_latent else self.leaf(2 * self.rows * spread)
                 self.idxs[is_window] = (of_keys,), (of_values,)
@@ -126,8 +130,7 @@ class Attention(Builder):
             self._store(layer, rotated, next(parts))
         else:
             queries, gate = self._queries(layer, of, cur)
-            is_encoder = not any(self.model.keys)
-            if self.model.keys[layer] or is_encoder:  # else an earlier layer's are read
+            if self.model.keys[layer] or self.is_encoder:  # else an earlier layer's are read
                 made = self.matrix(of, "attn_v", cur) if "attn_v" in of else cur
                 self._store(layer, self._rotated(layer, of, "attn_k", cur), made)
         made = self._kernel(layer, queries, of["attn_output"].shape[0])
@@ -163,6 +166,8 @@ class Attention(Builder):
         width = found.nbytes // F32 // self.rows
         norm = of.get(f"{name}_norm")
         if norm is None:
+            if self.model.architecture in _UNTURNED:
+                return found
             if self.model.architecture in _PARTLY and self.model.windows[layer] is None:
                 is_scaled = name == "attn_q" and self.model.architecture == "llama4"
                 return self.same(found, self.scales) if is_scaled else found

@@ -17,7 +17,7 @@ ggml/src/ggml-cuda/ggml-cuda.cu (offload_op, get_alloc_size).
 Not modelled: recurrent layers that are no delta nets but by their projections, and --no-op-offload.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vrambudget.errors import VramBudgetError
@@ -31,7 +31,6 @@ from vrambudget.serving.options import LlamaCppOptions
 if TYPE_CHECKING:
     from vrambudget.serving.llama_cpp_place import Placement
 
-_TELLING = 8  # layers of a kind: what they leave free settles later
 _DEEP = frozenset({"qwen3vl", "qwen3vlmoe"})  # whose first layers' sums have an image's features
 _SCALED = frozenset({"gemma3", "gemma3n", "gemma4", "gemma-embedding"})  # embeddings of tokens
 _LAYERS_OF_FEATURES = 3  # n_deepstack_layers
@@ -74,13 +73,13 @@ class _Graph(Attention):
 
     def build(self) -> None:
         """Write all of it."""
-        model, rows = self.model, self.rows
+        model, rows, others = self.model, self.rows, self.placed.others
         tokens = self.leaf(rows)
         features = _LAYERS_OF_FEATURES if model.architecture in _DEEP else 0
         if not self.is_old:  # embeddings as an input, which what is not chosen reads
             given = self.leaf(model.hidden * rows * (1 + features))
             given.readers = not self.options.has_all_logits
-        table = self.placed.others.get("per_layer_token_embd")
+        table = others.get("per_layer_token_embd")
         if table:  # of which each layer reads a part
             self.per_layer = self.node(table.shape[0], self.leaf(rows), device=HOST)
         self.inputs()
@@ -88,15 +87,19 @@ class _Graph(Attention):
         x = self.node(model.hidden, tokens, device=HOST)
         if self.options.engine_version == "2026-10":
             x = self._among_tokens(x, features)
-        if "position_embd" in self.placed.others and any(model.keys):
+        if "position_embd" in others and any(model.keys):
             x = self.add(x, self.node(model.hidden, self.pos, device=HOST))
         elif features and not x.more:
             x = self._padded(x, features)
+        if "token_embd_norm" in others:
+            if "position_embd" in others:
+                x = self.add(self.node(model.hidden, self.pos, device=HOST), x)
+            x = self.norm(others, "token_embd_norm", x)
         padded = self.embedded = x
-        for layer in _telling(self.placed, model):
+        for layer in self.placed.telling:
             x = self._layer(layer, x, is_last=layer == model.layers - 1)
             x = self.add(x, padded) if layer < features else x
-        others = self.placed.others  # without an output the table of tokens makes the logits
+        # without an output the table of tokens makes the logits
         output = others.get("output") or others.get("token_embd")
         if output and model.architecture not in UNCACHED:
             self.rows = self.outputs
@@ -134,6 +137,9 @@ class _Graph(Attention):
         if is_last:
             self.rows = self.outputs
             cur, x = (self.node(self.model.hidden, n, self.out_ids) for n in (cur, x))
+        if "layer_output_norm" in of:  # BERT's: what is added is normed
+            x = self.norm(of, "attn_output_norm", self.add(cur, x))
+            return self.norm(of, "layer_output_norm", self.add(self._mlp(of, x), x))
         is_norm_before = "ffn_norm" not in of and "attn_norm" in of
         if "post_attention_norm" in of and not is_norm_before:
             cur = self.norm(of, "post_attention_norm", cur, in_place=True)
@@ -226,15 +232,3 @@ class _Graph(Attention):
         if "ffn_down_shexp" in of:
             total = self.add(total, self._mlp(of, cur, "_shexp"))
         return total
-
-
-def _telling(placed: "Placement", model: GgufModel) -> Iterator[int]:
-    """Yield a few layers of each kind, and the last."""
-    seen: dict[object, int] = {}
-    for layer, of in enumerate(placed.layers):
-        parts = ((n, w.shape, w.device, w.nbytes * (w.device == HOST)) for n, w in of.items())
-        kind = (placed.devices[layer], model.windows[layer], model.keys[layer], *sorted(parts))
-        seen[kind] = seen.get(kind, 0) + 1
-        is_reader = "attn_q" in of and any(model.keys) and not model.keys[layer]  # all copies stay
-        if seen[kind] <= _TELLING or layer == model.layers - 1 or is_reader:
-            yield layer

@@ -17,8 +17,9 @@ Not modelled: --split-mode row and tensor.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from struct import pack, unpack
 
@@ -33,6 +34,7 @@ from vrambudget.serving.gguf_types import SIZES, row_bytes
 from vrambudget.serving.options import LlamaCppOptions
 from vrambudget.units import round_up
 
+_TELLING = 8  # layers of a kind: what they leave free settles later
 _ROW_PADDING = 512  # MATRIX_ROW_PADDING: elements
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)\b")
 _EXPERTS = re.compile(r"^blk\.\d+\.ffn_(up|down|gate|gate_up)_(ch|)exps")
@@ -49,6 +51,7 @@ class Placement:
     layer_bytes: tuple[int, ...]  # of each layer's weights that lie where it is, the output last
     layers: tuple[Mapping[str, Weight], ...]  # "attn_q", "attn_q.bias", of each layer
     others: Mapping[str, Weight]  # "output_norm", of no layer
+    telling: tuple[int, ...]  # layers that a graph needs, the others being as these
     has_gpus: bool
     is_overridden: bool  # by --override-tensor and its like
 
@@ -63,45 +66,71 @@ def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Pl
     sizes = dict.fromkeys((HOST, *range(len(gpus))), 0)
     of_layers = [0] * len(devices)
     for tensor, where in placed:
-        size = _in_main_memory(tensor) if where == HOST else _on_a_gpu(tensor)
+        size = _size(tensor.kind, tensor.shape, is_host=where == HOST)
         sizes[where] += size
-        layer = int(tensor.name.split(".")[1]) if tensor.name.startswith("blk.") else -1
+        layer, _ = _named(tensor.name)
         of_layers[layer] += size * (where == devices[layer])
+    weights = _by_layer(placed, model.layers)
     return Placement(
         offloaded=offloaded,
         devices=tuple(devices),
         model_bytes=sizes,
         read_bytes=_read_for_a_token(model, placed),
         layer_bytes=tuple(of_layers),
-        layers=_of_layers(placed, model.layers),
-        others={
-            tensor.name.replace(".weight", ""): Weight(tensor.shape, _on_a_gpu(tensor), where)
-            for tensor, where in placed
-            if not tensor.name.startswith("blk.")
-        },
+        layers=weights[:-1],
+        others=weights[-1],
+        telling=tuple(_telling(model, devices, weights)),
         has_gpus=bool(gpus),
         is_overridden=bool(options.override_tensor or options.cpu_moe or options.n_cpu_moe),
     )
 
 
-def _of_layers(
+def _by_layer(
     placed: list[tuple[GgufTensor, int]], layers: int
 ) -> tuple[Mapping[str, Weight], ...]:
-    found: list[dict[str, Weight]] = [{} for _ in range(layers)]
+    """Return the weights of each layer, and of none."""
+    found: list[dict[str, Weight]] = [{} for _ in range(layers + 1)]
     for tensor, where in placed:
-        if tensor.name.startswith("blk."):
-            _, layer, name = tensor.name.split(".", 2)
-            weight = Weight(tensor.shape, _on_a_gpu(tensor), where)
-            found[int(layer)][name.replace(".weight", "")] = weight
+        layer, name = _named(tensor.name)
+        size = _size(tensor.kind, tensor.shape, is_host=False)
+        found[layer][name] = Weight(tensor.shape, size, where)
     return tuple(found)
 
 
-def _in_main_memory(tensor: GgufTensor) -> int:
-    return round_up(nbytes(tensor), OF_HOST)
+@cache
+def _named(tensor: str) -> tuple[int, str]:
+    """Return a tensor's layer, -1 for none, and its name there: "attn_q", "attn_q.bias"."""
+    name = tensor.replace(".weight", "")
+    if not name.startswith("blk."):
+        return -1, name
+    _, layer, name = name.split(".", 2)
+    return int(layer), name
 
 
-def _on_a_gpu(tensor: GgufTensor) -> int:
-    return in_a_buffer(nbytes(tensor), tensor.kind, tensor.shape[0])
+@cache
+def _size(kind: str, shape: tuple[int, ...], *, is_host: bool) -> int:
+    """Return what a tensor takes in main memory, or on a GPU."""
+    size = _in_file(kind, shape)
+    return round_up(size, OF_HOST) if is_host else in_a_buffer(size, kind, shape[0])
+
+
+@cache
+def _in_file(kind: str, shape: tuple[int, ...]) -> int:
+    return row_bytes(kind, shape[0]) * prod(shape[1:])
+
+
+def _telling(
+    model: GgufModel, devices: list[int], weights: tuple[Mapping[str, Weight], ...]
+) -> Iterator[int]:
+    """Yield a few layers of each kind, and the last: in a graph the others need no more."""
+    seen: dict[object, int] = {}
+    for layer, of in enumerate(weights[:-1]):
+        parts = ((n, w.shape, w.device, w.nbytes * (w.device == HOST)) for n, w in of.items())
+        kind = (devices[layer], model.windows[layer], model.keys[layer], *sorted(parts))
+        seen[kind] = seen.get(kind, 0) + 1
+        is_reader = "attn_q" in of and any(model.keys) and not model.keys[layer]  # all copies stay
+        if seen[kind] <= _TELLING or layer == model.layers - 1 or is_reader:
+            yield layer
 
 
 def _devices(
@@ -175,7 +204,7 @@ def _of_tensor(tensor: GgufTensor, devices: list[int], *, tied: bool) -> list[in
         is_copied = tied and name == "token_embd.weight" and devices[-1] != HOST
         return [HOST, devices[-1]] if is_copied else [HOST]
     if name.startswith("blk."):
-        return [devices[int(name.split(".")[1])]]
+        return [devices[_named(name)[0]]]
     if name.startswith("per_layer_"):
         return devices[:1]
     if name.startswith("rope_"):
@@ -203,14 +232,15 @@ def _overrides(options: LlamaCppOptions, gpus: int) -> list[tuple[re.Pattern[str
 
 def _keeps_experts(options: LlamaCppOptions, tensor: GgufTensor) -> bool:
     """Return whether --cpu-moe or --n-cpu-moe keep a tensor in main memory."""
-    if not (options.cpu_moe or options.n_cpu_moe) or not is_expert(tensor):
+    if not (options.cpu_moe or options.n_cpu_moe) or not _is_expert(tensor.name):
         return False
-    return options.cpu_moe or int(tensor.name.split(".")[1]) < options.n_cpu_moe
+    return options.cpu_moe or _named(tensor.name)[0] < options.n_cpu_moe
 
 
-def is_expert(tensor: GgufTensor) -> bool:
+@cache
+def _is_expert(tensor: str) -> bool:
     """Return whether a tensor is experts' own."""
-    return _EXPERTS.search(tensor.name) is not None
+    return _EXPERTS.search(tensor) is not None
 
 
 def _read_for_a_token(model: GgufModel, placed: list[tuple[GgufTensor, int]]) -> tuple[int, int]:
@@ -220,7 +250,7 @@ def _read_for_a_token(model: GgufModel, placed: list[tuple[GgufTensor, int]]) ->
         if _INPUT.match(tensor.name) and where == HOST:
             continue  # one row of it
         part = nbytes(tensor)
-        if is_expert(tensor) and model.experts:
+        if model.experts and _is_expert(tensor.name):
             part = part * model.experts_used // model.experts
         read[where == HOST] += part
     return read[0], read[1]
@@ -228,8 +258,7 @@ def _read_for_a_token(model: GgufModel, placed: list[tuple[GgufTensor, int]]) ->
 
 def nbytes(tensor: GgufTensor) -> int:
     """Return the bytes of a tensor in its file."""
-    width, *rows = tensor.shape
-    return row_bytes(tensor.kind, width) * prod(rows)
+    return _in_file(tensor.kind, tensor.shape)
 
 
 def in_a_buffer(size: int, kind: str, width: int) -> int:

@@ -19,7 +19,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.serving.beside import of_draft, of_projector
 from vrambudget.serving.gguf import GgufTensor
 from vrambudget.serving.gguf_model import GgufModel
-from vrambudget.serving.llama_cpp import LlamaCppServing, serve
+from vrambudget.serving.llama_cpp import LlamaCppServing, cached_bytes, serve
 from vrambudget.serving.llama_cpp_place import Placement, nbytes, place
 from vrambudget.serving.options import LlamaCppOptions
 
@@ -72,16 +72,20 @@ class Machine:
 
     def serve(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppServing:
         """Return what this machine holds."""
-        key = (model.name, *(getattr(options, name) for name in sorted(_SPLITS)))
-        if key not in self._placed:
-            self._placed[key] = place(model, self.gpus, options)
-        found = serve(model, self.gpus, options, self.ram_bytes, self._placed[key])
+        placed = self._where(model, options)
+        found = serve(model, self.gpus, options, self.ram_bytes, placed)
         if self.projector:
             found = replace(found, beside=(of_projector(self.projector, found),))
         if self.draft:
             beside = (*found.beside, of_draft(self.draft, self.gpus, found, options))
             found = replace(found, beside=beside)
         return found
+
+    def _where(self, model: GgufModel, options: LlamaCppOptions) -> Placement:
+        key = (model.name, *(getattr(options, name) for name in sorted(_SPLITS)))
+        if key not in self._placed:
+            self._placed[key] = place(model, self.gpus, options)
+        return self._placed[key]
 
     def choice(self, model: GgufModel, options: LlamaCppOptions, context: int | None) -> RunChoice:
         """Return the fastest split with this context, or with the longest that there is.
@@ -145,12 +149,22 @@ class Machine:
         least = bisect_left(range(most), 1, key=lambda n: self._has_left(model, shared(n)))
         return shared(least)
 
-    def _has_left(self, model: GgufModel, options: LlamaCppOptions) -> bool:
-        """Return whether it fits on the GPUs, with the most that the driver was seen to take."""
+    def _has_left(
+        self, model: GgufModel, options: LlamaCppOptions, *, in_ram: bool = False
+    ) -> bool:
+        """Return whether it fits on the GPUs, with the most that the driver was seen to take.
+
+        `in_ram`: and in main memory.
+        """
+        placed = self._where(model, options)
+        caches, _ = cached_bytes(model, options, placed)
+        held = (placed.model_bytes[n] + caches[n] for n in range(len(self.gpus)))
+        if any(least > gpu.capacity_bytes for least, gpu in zip(held, self.gpus, strict=True)):
+            return False  # whatever its compute buffer is, which takes longest to count
         found = self.serve(model, options)
         most = max((high - low for low, high in found.context_bytes), default=0)
         free = options.fit_target * _MIB if options.fit == "on" else 0
-        return found.left_bytes >= max(most, free)
+        return found.left_bytes >= max(most, free) and (found.fits or not in_ram)
 
     def _longest(self, model: GgufModel, options: LlamaCppOptions, asked: int = 0) -> int:
         """Return the longest context that a split has, 0 if none; of the model, or as asked."""
@@ -158,7 +172,7 @@ class Machine:
 
         def holds(steps: int) -> bool:
             chosen = _with(options, ctx_size=min(steps * _STEP, most))
-            return self._has_left(model, chosen) and self.serve(model, chosen).fits
+            return self._has_left(model, chosen, in_ram=True)
 
         steps = -(-most // _STEP)
         if holds(steps):
