@@ -913,8 +913,17 @@ def test_a_mapped_file_starts_where_main_memory_is_short(capsys):
     words = ["run", "qwen3-235b-a22b:Q4_K_M", "--gpu", "24GB", "--ram", "64GB"]
     assert main(words) == 1
     assert "reads what is short from the file" in capsys.readouterr().out
-    assert main([*words, "--no-mmap"]) == 1
-    assert "from the file" not in capsys.readouterr().out
+    for flags, named in (
+        (["--no-mmap"], "-lm none"),
+        (["--mlock"], "-lm mmap+mlock"),
+        (["--load-mode", "mlock"], "-lm mlock"),
+        (["--no-mmap", "--engine-version", "2026-05"], "--no-mmap"),
+    ):
+        assert main([*words, *flags]) == 1
+        said = capsys.readouterr().out
+        assert "from the file" not in said
+        assert named in said  # as that build's arguments are called
+    assert main([*words, "-lm", "none", "--engine-version", "2026-05"]) == 2
 
 
 def test_a_cache_of_8_bits_is_named_where_it_leaves_nothing_in_main_memory(capsys):

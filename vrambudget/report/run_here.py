@@ -81,7 +81,7 @@ def _verdict(choice: RunChoice) -> str:
         mapped = (
             "; llama.cpp starts all the same, and reads what is short from the file for each token"
             if found.host_bytes - found.host.model_bytes <= (found.ram_bytes or 0)
-            and not (choice.options.no_mmap or choice.options.mlock)
+            and choice.options.is_mapped
             else ""
         )
         return (
@@ -209,6 +209,10 @@ def commands(choice: RunChoice) -> list[str]:
     """Return the commands and settings that start a choice as it was counted."""
     options, model = choice.options, choice.model
     file = model.path or _file_of(model.name)
+    if not options.has_all_logits and not options.is_mapped and options.load_mode == "auto":
+        mode = "none" if not options.mlock else "mlock" if options.no_mmap else "mmap+mlock"
+        update = {"no_mmap": False, "mlock": False, "load_mode": mode}  # as these are called now
+        options = options.model_copy(update=update)
     layers = "99" if options.n_gpu_layers is None else str(options.n_gpu_layers)
     context = str(options.ctx_size)
     words = ["llama-server", "-m", file, "-ngl", layers, "-c", context]

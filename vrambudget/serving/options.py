@@ -186,6 +186,9 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         default=False, description="read the file to memory, instead of mapping it"
     )
     mlock: bool = Field(default=False, description="keep what is mapped in main memory")
+    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] = Field(
+        "auto", description="both of these, since September 2026"
+    )
     model_draft: str | None = Field(None, description="a draft model: a GGUF file, or name:Q4_K_M")
     lora: str | None = Field(None, description="an adapter's GGUF file")
     mmproj: str | None = Field(
@@ -203,6 +206,11 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         return self.engine_version < "2026-09"
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether what main memory is short of is read from the file."""
+        return self.load_mode in {"auto", "mmap"} and not (self.no_mmap or self.mlock)
+
+    @property
     def slots_and_streams(self) -> tuple[int, int]:
         """How many requests run at once, and in how many caches."""
         if self.parallel is None:
@@ -218,6 +226,8 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         is_off |= self.flash_attn == "auto" and self.is_old
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
+        if self.load_mode != "auto" and self.has_all_logits:
+            yield f"load_mode is --no-mmap or --mlock by the rules of {self.engine_version}"
         if self.split_mode == "row":
             why = "there are no rules for it" if self.is_old else "CUDA does not support it"
             yield f"split_mode is 'row': in llama.cpp of {self.engine_version} {why}; take layer"
@@ -240,6 +250,7 @@ LLAMA_CPP_SHORT: Mapping[str, str] = {
     "flash_attn": "-fa",
     "fit": "-fit",
     "fit_target": "-fitt",
+    "load_mode": "-lm",
     "model_draft": "-md",
     "mmproj": "-mm",
 }
