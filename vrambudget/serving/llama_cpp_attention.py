@@ -47,7 +47,6 @@ class Attention(Builder):
         flash: bool,
     ) -> None:
         self.model, self.options, self.placed, self.flash = model, options, placed, flash
-        self.cells = cells
         self.is_spread = not flash  # the cache's values; decided before attention is tried
         self.is_old = options.is_old
         self.is_whole = HOST not in placed.devices
@@ -57,6 +56,7 @@ class Attention(Builder):
             gpu=0 if placed.has_gpus else HOST,
             keeps_norms=self.is_whole,
         )
+        self.cells = (self.rows, self.rows) if self.is_encoder else cells  # encoders have no cache
         self.outputs = min(outputs, self.rows)
         self.slots, _ = options.slots_and_streams
         self.masks: dict[bool, Node] = {}  # of layers with a window, and of the others
@@ -77,7 +77,6 @@ class Attention(Builder):
         is_latent = not any(self.model.values)
         for is_window in sorted(windows):
             cells = (self.cells[1] if is_window else None) or self.cells[0]
-            cells = self.rows if self.is_encoder else cells  # no cache, of which it would be
             size = 2 if self.flash and not self.options.has_all_logits else F32
             spread = max(self.model.values) if self.is_spread else 1  # transposed: of each element
             if self.options.engine_version != "2025-05" and not self.is_encoder:
@@ -193,9 +192,9 @@ class Attention(Builder):
         mask = own or self.masks[is_window]
         if self.flash and self.options.has_all_logits and not mask.sources:  # it is cast once
             mask = self.masks[is_window] = self.node(mask.nbytes // 2 // self.rows // F32, mask)
-        if not any(model.keys):  # encoders have no cache
-            cells = self.rows
-        elif not model.keys[layer]:  # it reads that of the last layer before it of its kind
+        if (
+            any(model.keys) and not model.keys[layer]
+        ):  # it reads that of the last layer before it of its kind
             kept = zip(model.keys[:layer], model.windows[:layer], strict=True)
             layer = max(n for n, (k, w) in enumerate(kept) if k and w == model.windows[layer])
         if turn_keys := self.rotations[is_window][0]:
