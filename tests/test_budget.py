@@ -98,6 +98,7 @@ def _edited(**changes):
         (_edited(breakdown={"weights": "1"}), "breakdown.weights"),
         (_edited(breakdown={"weights": 1}), "contradicts itself: the parts add up to 1 of"),
         (_edited(job={}), "its job is that of no saved budget"),
+        (_edited(job={**budget().job, "dropout": float("nan")}), "its job is that of no"),
         (_edited(job={"mode": ["train"]}), "its job is that of no saved budget"),
     ],
 )

@@ -94,6 +94,10 @@ def test_relative_error(pair, error):
     assert relative_error(*pair) == error
 
 
+def _machine(capability):
+    return {"compute_capability": capability, "capacity_bytes": 2**34, "multiprocessors": 40}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -103,6 +107,11 @@ def test_relative_error(pair, error):
         ({"card": "a card of tomorrow"}, "not a GPU"),
         ({"versions": 3}, "versions is 3; it should be an object"),
         ({"parallel": {"tensor": 2}}, "parallel.world is None"),
+        ({"parallel": {"method": ["ddp"]}}, "parallel.method is ['ddp']; it should be a word"),
+        ({"parallel": {"method": "zero", "world": 2, "config": 3}}, "config is 3; it should be an"),
+        ({"card": "?", "machine": [8]}, "machine is [8]; it should be an object"),
+        ({"card": "?", "machine": _machine(8)}, "machine holds 8; it should be a valid tuple"),
+        ({"measured": [1]}, "measured is [1]; it should be an object"),
         ({"sharding": "full"}, "no 'sharding'"),
         ({"attention_implementation": "eager"}, "no 'attention_implementation'"),
         ({"measured": {"peak_allocated": "100"}}, "measured.peak_allocated is '100'"),

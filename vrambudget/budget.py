@@ -7,6 +7,7 @@ given one. `Budget.check` has the invariants.
 The JSON is the dataclass, field for field, under `"schema": 1`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
@@ -260,8 +261,8 @@ class Budget:
             ) from None
         except AssertionError as error:
             raise VramBudgetError(f"this budget contradicts itself: {error}", where=where) from None
-        try:  # a report knows which values a job may have
-            str(budget), budget._repr_html_()
+        try:  # a report knows which values a job may have, and none is NaN
+            str(budget), budget._repr_html_(), json.dumps(values, allow_nan=False)
         except Exception as error:  # it meets whatever others wrote
             raise VramBudgetError("its job is that of no saved budget", where=where) from error
         return budget

@@ -27,7 +27,7 @@ from vrambudget.compiled.asked import compiling
 from vrambudget.config.gpus import Gpu, gpu_under
 from vrambudget.config.loops import SCRIPT_KEYS, script_of
 from vrambudget.config.record import check_keys, gpu_of_record, job_of_record
-from vrambudget.config.settings import show
+from vrambudget.config.settings import object_of, show
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.scenario import Scenario, config_of, with_head
@@ -192,7 +192,7 @@ def relative_error(predicted: int, measured: int) -> float:
 
 
 def _checked(name: str, source: str, record: Mapping[str, Any], *, as_plain: bool) -> Check:
-    facts: dict[str, Any] = record["measured"]
+    facts = object_of(record, "measured")
     if "error" in facts:
         return Check(name, source, problem="the measurement itself failed")
     scenario = _task(record)
@@ -259,9 +259,8 @@ def _by_part(tape: Tape, facts: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     for part, peaks in peaks_by_part(tape).items():
         there = facts.get(keys[part])
         if isinstance(there, Mapping):
-            yield peaks.requested, _bytes(there, "requested")
-            yield peaks.allocated, _bytes(there, "allocated")
-            yield peaks.reserved, _bytes(there, "reserved")
+            for counter in PEAKS:
+                yield getattr(peaks, counter), _bytes(there, counter, f"measured.{keys[part]}.")
 
 
 def _peaks(
@@ -310,7 +309,7 @@ def _on_device(
 
 def _bytes(facts: Mapping[str, Any], key: str, within: str = "measured.") -> int:
     """Return what was measured. Raises VramBudgetError for what is no number of bytes."""
-    value = facts[key]
+    value = facts.get(key)
     least = 0 if key == "weights" else 1  # offloaded weights take nothing
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _MOST_MEASURED:
         raise VramBudgetError(

@@ -16,8 +16,9 @@ from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_free
 from vrambudget.config.job import Job
 from vrambudget.config.loops import TRAINERS, loop_defaults
 from vrambudget.config.record_inference import KEYS, fields_of, is_inference
-from vrambudget.config.record_ranks import READ_AS_ZERO, fields_of_layout
-from vrambudget.config.settings import show
+from vrambudget.config.record_ranks import READ_AS_ZERO, check_words, fields_of_layout
+from vrambudget.config.settings import object_of, show
+from vrambudget.declared import RefusedError, coerced
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.files import open_file, read_file
 
@@ -55,6 +56,7 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     given = {k: record[k] for k in record if k in Job.model_fields}
     layout = given.get("parallel")
     if isinstance(layout, Mapping):
+        check_words(layout)
         given = _of_method(layout.get("method"), given)
     gaps = {"precision": "fp32", "task": "causal-lm", "steps": 3}
     gaps |= {"draw": 0} if "shortest" in given else {}
@@ -63,7 +65,7 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
         values |= fields_of(record)
     if isinstance(layout, Mapping):
         # A callback that notes a Trainer's weights, where a record has them, empties the cache.
-        begins = values.get("loop") in TRAINERS and "weights" in record.get("measured", {})
+        begins = values.get("loop") in TRAINERS and "weights" in object_of(record, "measured")
         values = {**READ_AS_ZERO, **values, **fields_of_layout(layout), "empty_cache": begins}
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
     if values.get("keep_outputs") is False and "forward_returns" not in values:
@@ -79,9 +81,7 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     if _is_nanogpt(model):
         values["dropout"] = values.get("dropout") or 0.0
     where = f"record {show(record.get('id', 'without an id'))}"
-    versions = record.get("versions") or {}
-    if not isinstance(versions, Mapping):
-        raise VramBudgetError(f"versions is {show(versions)}; it should be an object", where=where)
+    versions = object_of(record, "versions")
     values |= {k: versions[k] for k in ("torch", "transformers", "deepspeed") if k in versions}
     return Job.parse(values, where=where)
 
@@ -91,8 +91,8 @@ def gpu_of_record(record: Mapping[str, Any]) -> Gpu:
 
     Raises VramBudgetError.
     """
-    machine = record.get("machine", record)
-    name = str(record.get("card") or record.get("measured", {}).get("device", ""))
+    machine = object_of(record, "machine") or record
+    name = str(record.get("card") or object_of(record, "measured").get("device", ""))
     try:
         return find_gpu(name)
     except VramBudgetError:
@@ -101,8 +101,11 @@ def gpu_of_record(record: Mapping[str, Any]) -> Gpu:
         ]
         if None in facts:
             raise
-    capability, capacity, multiprocessors = facts
-    gpu = gpu_with_free(name, tuple(capability), capacity, source="the record's machine")
+    try:
+        capability, capacity, multiprocessors = coerced(tuple[tuple[int, int], int, int], facts)
+    except RefusedError as error:
+        raise VramBudgetError(f"machine holds {show(error.value)}; {error.rule}") from None
+    gpu = gpu_with_free(name, capability, capacity, source="the record's machine")
     return replace(gpu, multiprocessors=multiprocessors)
 
 

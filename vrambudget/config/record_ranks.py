@@ -9,6 +9,7 @@ another name; one that is not known is refused, for what it changes would be mis
 from collections.abc import Mapping
 from typing import Any
 
+from vrambudget.config.settings import object_of, show
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 READ_AS_ZERO = {"causal_mask": "built"}
@@ -36,6 +37,13 @@ _RENAMED = {
 _WRAPS = {"titan": "torchtitan", "titan2024": "torchtitan-2024"}
 
 
+def check_words(layout: Mapping[str, Any]) -> None:
+    """Raise VramBudgetError where what a layout calls itself is no word."""
+    for key in ("method", "wrap"):
+        if not isinstance(word := layout.get(key), str | None):
+            raise VramBudgetError(f"parallel.{key} is {show(word)}; it should be a word")
+
+
 def fields_of_layout(layout: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's fields for a record's `parallel`. Raises VramBudgetError."""
     values = dict(layout)
@@ -51,7 +59,8 @@ def fields_of_layout(layout: Mapping[str, Any]) -> dict[str, Any]:
     if method in _PREPARED and "stage" in values:
         method = "zero"
     if method == "zero":
-        fields |= _of_zero(values.pop("config", {}))
+        fields |= _of_zero(object_of(values, "config"))
+        values.pop("config", None)
         fields["parallel"] = f"deepspeed{values.pop('stage', None)}"
     if method == "fsdp1":
         values.pop("limit_all_gathers", None)  # it delays the CPU, and decides no size
@@ -67,13 +76,13 @@ def _of_zero(config: Mapping[str, Any]) -> dict[str, Any]:
     names = {name.removeprefix("stage3_"): value for name, value in config.items()}
     for name in ("offload_optimizer", "offload_param"):
         if name in names:
-            device = dict(names.pop(name))
-            names[name] = device.pop("device") == "cpu"
+            device = dict(object_of(names, name))
+            names[name] = device.pop("device", None) == "cpu"
             names |= device
     return {name: value for name, value in names.items() if name != "allgather_bucket_size"}
 
 
-def _layout(method: object, world: int, tp: int | None, cp: int | None) -> str:
+def _layout(method: str | None, world: int, tp: int | None, cp: int | None) -> str:
     if cp is not None:
         return f"cp={cp}" if method == "none" else f"{method}+cp={cp}"
     if method in _PREPARED:
@@ -82,7 +91,7 @@ def _layout(method: object, world: int, tp: int | None, cp: int | None) -> str:
         return "deepspeed"  # its stage follows
     if method in {"tp", "pp", "ep"}:
         return f"{method}={tp or world}"
-    if not isinstance(method, str) or method not in {"ddp", "zero1", "fsdp1", "fsdp2"}:
+    if method is None or method not in {"ddp", "zero1", "fsdp1", "fsdp2"}:
         raise NotModelledError(f"parallel.method {method!r} is not modelled")
     return f"{method}+tp={tp}" if tp else method
 

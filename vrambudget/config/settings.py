@@ -270,3 +270,11 @@ def show(value: object) -> str:
     except Exception:  # noqa: BLE001 - an int of more digits than Python prints, an odd object
         return "a number of thousands of digits" if type(value) is int else type(value).__name__
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def object_of(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return an object of an object, empty where it has none. Raises VramBudgetError."""
+    found = record.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise VramBudgetError(f"{key} is {show(found)}; it should be an object")
+    return found
