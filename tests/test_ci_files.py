@@ -41,7 +41,7 @@ def checked(jobs, files, gpu=""):
         text=True,
         check=False,
     )
-    return done.returncode, summary.read_text()
+    return done.returncode, summary.read_text(), done.stdout
 
 
 @needs_bash
@@ -49,9 +49,23 @@ def checked(jobs, files, gpu=""):
     ("files", "code"), [("job.toml", 0), ("job-large.toml", 1), ("job*.toml", 1), ("no.toml", 2)]
 )
 def test_the_action_fails_where_a_job_does_not_fit(jobs, files, code):
-    found, summary = checked(jobs, files)
+    found, summary, _ = checked(jobs, files)
     assert found == code
     assert ("job.toml" in summary) is (code != 2 and files != "job-large.toml")
+
+
+@needs_bash
+def test_a_file_s_name_is_no_option_no_markdown_and_no_command_of_the_runner(jobs):
+    for name in ("--output=a.toml", "::warning::b.toml", "<b>[c](d).toml"):
+        (jobs / name).write_text(JOB.format(batch=1))
+    code, summary, out = checked(jobs, "*a.toml *b.toml *).toml")
+    assert code == 0
+    for shown in ("--output=a.toml", "::warning::b.toml", r"\<b\>\[c\](d).toml"):
+        assert shown in summary
+    assert not (jobs / "a.toml").exists()
+    first, *_, last = out.splitlines()
+    assert re.fullmatch(r"::stop-commands::[0-9a-f]{32}", first)
+    assert last == f"::{first.removeprefix('::stop-commands::')}::"
 
 
 def test_the_action_gives_its_steps_every_input():
