@@ -1,19 +1,21 @@
 """Many jobs in one process: threads take turns, and nothing is left behind."""
 
 import gc
+import inspect
 import multiprocessing
 import signal
 import sys
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from vrambudget import estimate
 from vrambudget.engine.context import Platform, recording
 from vrambudget.errors import VramBudgetError
-from vrambudget.tape.events import Storage
+from vrambudget.tape.events import Storage, _Released
 
 MODEL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100}
 
@@ -98,17 +100,69 @@ def test_an_estimate_in_a_signal_handler_is_right_or_an_error():
     assert all(inside)
 
 
-def test_what_a_handler_raises_while_a_tensor_dies_ends_the_estimate():
-    def interrupt(frame, event, _):
-        if event == "call" and frame.f_code is Storage.__del__.__code__:
-            raise KeyboardInterrupt
+def sharded(batch):
+    return estimate(MODEL, batch=batch, block=8, ranks=2, parallel="fsdp2").peak
 
-    before = sys.unraisablehook
-    sys.setprofile(interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            peak(2)
-    finally:
-        sys.setprofile(None)
+
+@pytest.mark.parametrize(
+    ("dies", "last", "job"),
+    [(Storage, False, peak), (Storage, True, peak), (_Released, True, sharded)],
+)
+def test_what_a_handler_raises_while_a_tensor_dies_ends_the_estimate(dies, last, job):
+    deaths, at = 0, 0
+
+    def interrupt(frame, event, _):
+        nonlocal deaths
+        if event == "call" and frame.f_code is dies.__del__.__code__:
+            deaths += 1
+            if deaths == at:
+                raise KeyboardInterrupt
+
+    def watched():
+        nonlocal deaths
+        deaths = 0
+        sys.setprofile(interrupt)
+        try:
+            return job(2)
+        finally:
+            sys.setprofile(None)
+
+    before, right = sys.unraisablehook, watched()
+    at = deaths if last else 1
+    with pytest.raises(KeyboardInterrupt):
+        watched()
     assert sys.unraisablehook is before
-    assert peak(2)
+    assert gc.isenabled()
+    assert job(2) == right
+
+
+def test_a_handler_may_raise_at_any_call_and_the_next_estimate_is_right():
+    class StopError(Exception):
+        pass
+
+    def watched(at=None):
+        calls = 0
+
+        def interrupt(frame, event, _):  # where Python lets a handler run
+            nonlocal calls
+            is_begun = event == "call" and not frame.f_code.co_flags & inspect.CO_GENERATOR
+            calls += is_begun or event == "c_return"
+            if calls == at:
+                sys.setprofile(None)
+                raise StopError
+
+        sys.setprofile(interrupt)
+        try:
+            with recording(Platform()):
+                pass
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    before, right = sys.unraisablehook, peak(2)
+    for at in range(1, watched() - 1):
+        with suppress(StopError):
+            watched(at)
+        assert sys.unraisablehook is before
+        assert gc.isenabled()
+    assert peak(2) == right

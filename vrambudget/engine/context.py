@@ -161,23 +161,31 @@ def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Ite
                 "an estimate of this thread is not over: a signal handler cannot make another",
                 hint="make it when the first one is over, or in a thread or process of its own",
             )
-        _recording = True
-        tape = Tape()
-        collecting = gc.isenabled()
-        gc.disable()
-        context.reset(tape, platform, options)
-        lost, hook = list[Any](), sys.unraisablehook
-        sys.unraisablehook = lambda it: (lost.append if it.object is Storage.__del__ else hook)(it)
-        try:
+        collecting, lost, hook = gc.isenabled(), list[Any](), sys.unraisablehook
+        try:  # a handler may raise after any call
+            _recording = True
+            sys.unraisablehook = lambda it: (lost.append if _is_ours(it) else hook)(it)
+            gc.disable()
+            tape = Tape()
+            context.reset(tape, platform, options)
             yield tape
+        finally:
+            _recording = False
+            try:
+                context.reset(Tape(), platform, options)
+                gc.collect(0)  # the model, whose parts know each other: its storages die here
+            finally:
+                sys.unraisablehook = hook
+                if collecting:
+                    gc.enable()
             if lost:  # and the free with it
                 raise lost[0].exc_value
-        finally:
-            sys.unraisablehook = hook
-            context.reset(Tape(), platform, options)
-            _recording = False
-            if collecting:
-                gc.enable()
+
+
+def _is_ours(dropped: Any) -> bool:
+    """Return whether what Python drops came up in a `__del__` here, or is no error at all."""
+    module = str(getattr(dropped.object, "__module__", ""))
+    return module.startswith("vrambudget.") or not isinstance(dropped.exc_value, Exception)
 
 
 @contextmanager

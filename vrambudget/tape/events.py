@@ -234,7 +234,10 @@ class Storage:
         events.append(index + tape.stream_bits)
 
     def __del__(self) -> None:
-        self.events.append(~self.index)
+        try:
+            self.events.append(~self.index)
+        except AttributeError:  # a signal's handler raised at its birth
+            return
 
     @property
     def is_released(self) -> bool:
