@@ -8,6 +8,9 @@ from vrambudget.engine import layer_parts
 from vrambudget.engine.context import Platform, recording
 from vrambudget.engine.identical_layers import Layer, stack_layers
 from vrambudget.models import model_types
+from vrambudget.pictures import budget as pictures
+from vrambudget.pictures.job import picture_job
+from vrambudget.pictures.training import trained
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
@@ -238,3 +241,28 @@ def test_layers_that_share_a_parameter_are_traced():
         model.transformer.h[3].ln_1 = model.transformer.h[5].ln_1
         stack_layers(model)
         assert all(layer.stack is None for layer in model.transformer.h)
+
+
+DENOISERS = {  # what is trained, and how many of its layers' calls are traced
+    "ltx-video, one tensor": ("ltx-video", {"frames": 9, "checkpointing": True}, 8),
+    "flux-dev, pictures and text": ("flux-dev", {}, 9),
+    "flux-dev, in views of one tensor": ("flux-dev", {"checkpointing": True, "base": "nf4"}, 18),
+    "flux-dev, blocks swapped": ("flux-dev", {"base": "fp8", "swap": 35, "grad_accum": 2}, 18),
+    "sd3.5-medium, layers of two kinds": ("sd3.5-medium", {"checkpointing": True}, 16),
+    "hunyuanvideo, text that is trained": ("hunyuanvideo", {"frames": 9, "batch": 2}, 9),
+}
+
+
+@pytest.mark.parametrize(("name", "asked", "count"), DENOISERS.values(), ids=DENOISERS)
+def test_layers_of_a_denoiser_are_laid_down_with_all_that_they_pass_on(name, asked, count, traces):
+    job = picture_job(name, train="lora", **{"resolution": "256", **asked})
+    laid = trained(job, Platform()).tape
+    assert len(traces) == count
+    assert_equal(laid, trained(job, Platform(), in_full=True).tape)
+
+
+def test_a_denoiser_whose_layers_turn_out_to_differ_is_traced_in_full(monkeypatch, traces):
+    monkeypatch.setattr(layer_parts.BackwardPart, "same_as", lambda *_: False)
+    job = picture_job("flux-dev", train="lora", resolution="256")
+    assert pictures.picture_budget(job, None).tape.events
+    assert len(traces) == 9 + 57

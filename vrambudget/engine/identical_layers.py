@@ -7,6 +7,8 @@ What decides is compared: a layer's modules, options and parameters, and what it
 Then the traced layers on both sides are compared with what was replayed between them, and where
 they differ CannotRepeatError says that the job has to be traced in full.
 
+Hidden states may be several tensors, which a layer gets first (FLUX's pictures and text).
+
 Not modelled: layers that share tensors which want gradients (T5's position bias), that return more
 than hidden states, or that leave something for others to take (routers' logits); these are traced.
 """
@@ -15,25 +17,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from vrambudget.engine.autograd import Node, edge_to
 from vrambudget.engine.context import context
 from vrambudget.engine.hook_state import FilledPart, LayerHooks, likeness
 from vrambudget.engine.layer_calls import LayerCall, TapeMoment
+from vrambudget.engine.layer_kinds import kinds_of
 from vrambudget.engine.layer_parts import BackwardPart, ForwardPart
 from vrambudget.engine.layer_state import FilledByLayers, LayerPart, Left, Like, filled_by
 from vrambudget.engine.module import Module
 from vrambudget.engine.passes import CannotRepeatError
-from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
 
 _FEWEST = 5  # layers of a stack: of fewer none would be replayed
 _LAST = 2  # layers of a kind whose backward is traced
-_PLAIN = {int, float, str, bool, type(None)}
-_PLACES = {"number", "path", "stack", "layer_idx", "played"}
-"""What a module has of its place in the model."""
 
 
 class Layer(Module):
@@ -42,6 +41,7 @@ class Layer(Module):
     stack: Stack | None = None
     number = 0
     hook_state: LayerHooks | None = None  # what runs around it and learns what was replayed
+    states = 1  # tensors that are hidden states, of those that it returns
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, or replay what it would do."""
@@ -62,18 +62,6 @@ def stack_layers(model: Module) -> None:
                 layers = [layer for layer in value if isinstance(layer, Layer)]
                 if len(layers) == len(value):
                     Stack(layers)
-
-
-def kinds_of(layers: Sequence[Module]) -> tuple[list[int], list[list[Parameter]]]:
-    """Return which layers are identical, a number for each kind, and each layer's parameters."""
-    kinds, every = list[int](), list[list[Parameter]]()
-    numbers: dict[tuple[object, ...], int] = {}
-    for layer in layers:
-        kind, parameters = list[object](), list[Parameter]()
-        _describe(layer, kind, parameters)
-        kinds.append(numbers.setdefault(tuple(kind), len(numbers)))
-        every.append(parameters)
-    return kinds, every
 
 
 class Stack:
@@ -111,10 +99,11 @@ class _Pass:
 
     def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trace a layer, or lay it down."""
-        x, number = args[0], layer.number
-        filled = filled_by([*args[1:], *kwargs.values()])
+        number = layer.number
+        xs, others = self._parted(layer, args)
+        filled = filled_by([*others, *kwargs.values()])
         hooks = self._hooks(layer, filled)
-        key = self._key(layer, args, kwargs, filled, hooks)
+        key = self._key(layer, xs, [*others, *kwargs.values()], filled, hooks)
         if number != len(self.calls) or key is None:
             self.calls = []
             return layer.trace(*args, **kwargs)
@@ -124,18 +113,20 @@ class _Pass:
             self.stack.parameters[number],
             TapeMoment.now(),
             context.sequence,
-            x.storage.index,
+            tuple(x.storage.index for x in xs),
             layer.path,
             hooks,
         )
         if self.calls:
             self._ended(self.calls[-1])
         self.calls.append(call)
-        if number and x.node is not None and not self.calls[-2].is_replayed:
-            x.node, x.slot = self._boundary(self.calls[-2], x), 0
+        if number and xs[0].node is not None and not self.calls[-2].is_replayed:
+            node = self._boundary(self.calls[-2], xs)
+            for slot, x in enumerate(xs):
+                x.node, x.slot = node, slot
         part = self._part_for(call)
         if part is not None:
-            return self._lay(part, call, x, filled)
+            return self._lay(part, call, xs, filled)
         call.begin = TapeMoment.now(hooks)
         result = layer.trace(*args, **kwargs)
         if isinstance(hooks, FilledPart) and number + 1 == len(self.stack.kinds):
@@ -143,38 +134,57 @@ class _Pass:
             return result
         if filled is not None and not isinstance(hooks, FilledPart):
             call.left = Left.of(filled, number)
-        call.is_pair = isinstance(result, tuple)
-        output = result[0] if isinstance(result, tuple) else result
-        if not isinstance(result, tuple) or result[1:] == (None,):
-            call.returned(output)
+        call.is_pair = isinstance(result, tuple) and result[1:] == (None,)
+        returned = result if isinstance(result, tuple) else (result,)
+        if call.is_pair or len(returned) == layer.states:
+            call.returned(returned[: layer.states])
         return result
+
+    def _parted(
+        self, layer: Layer, args: tuple[Any, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        """Return hidden states, as many as the layer before returned, and what else is given."""
+        count = len(self.calls[-1].outputs) if layer.number and self.calls else layer.states
+        return args[: count or 1], args[count or 1 :]
 
     def _key(
         self,
         layer: Layer,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        xs: tuple[Tensor, ...],
+        others: list[Any],
         filled: FilledByLayers | None,
         hooks: LayerHooks | None,
     ) -> tuple[Any, ...] | None:
         """Return what decides what a call does; None for what must be traced."""
-        x, *others = args
-        tensors = [*_tensors(others), *_tensors(list(kwargs.values()))]
         if layer.number == 0:
             self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
         if self.is_captured or not (context.tape.is_fast or layer.hook_state):
             return None
-        if any(tensor.requires_grad for tensor in tensors):
+        if any(tensor.requires_grad for tensor in _tensors(others)) or not self._follows(xs):
             return None
         fills = None
         if filled is not None and not isinstance(hooks, FilledPart):
             fills = filled.empty_part(layer.number)
             if fills is None:
                 return None
-        like = x.shape, x.dtype, x.strides, x.is_view, x.requires_grad
-        given = self.stack.kinds[layer.number], *map(id, others), *map(id, kwargs.values())
+        storages = [x.storage.index for x in xs]
+        like = (
+            *((x.shape, x.dtype, x.strides, x.is_view, x.requires_grad) for x in xs),
+            tuple(map(storages.index, storages)),
+        )
+        given = self.stack.kinds[layer.number], *map(id, others)
         modes = context.grad_enabled, layer.training
         return given, like, fills and fills.kind(), modes, likeness(hooks)
+
+    def _follows(self, xs: tuple[Tensor, ...]) -> bool:
+        """Whether several hidden states are those that the layer before returned, in any order."""
+        if len(xs) == 1:
+            return True
+        if self.calls and len({x.node is None for x in xs}) > 1:
+            return False
+        before = self.calls[-1].outputs if self.calls else ()
+        ours = sorted((x.storage.index, x.shape) for x in xs)
+        return not before or ours == sorted((x.index, x.shape) for x in before)
 
     def _hooks(self, layer: Layer, filled: FilledByLayers | None) -> LayerHooks | None:
         """Return what runs around a layer, or holds what it changes of what was filled before."""
@@ -205,46 +215,58 @@ class _Pass:
         return self.forward[call.key]
 
     def _lay(
-        self, part: ForwardPart, call: LayerCall, x: Tensor, filled: FilledByLayers | None
+        self,
+        part: ForwardPart,
+        call: LayerCall,
+        xs: tuple[Tensor, ...],
+        filled: FilledByLayers | None,
     ) -> Any:
-        held, output = x.storage, part.lay(call, x)
+        held, outputs = {x.storage.index: x.storage for x in xs}, part.lay(call, xs)
         left = call.left.fill(filled, call.number) if call.left and filled else []
         if call.has_graph:
-            storages = (held, output.storage, *(each.storage for each in left))
-            kept = [s for s in storages if s.index in call.held | call.attributes]
-            output.requires_grad = True
-            output.node = self._replayed(call, x, kept)
+            held |= {x.storage.index: x.storage for x in (*outputs, *left)}
+            kept = [s for s in held.values() if s.index in call.held | call.attributes]
+            node = self._replayed(call, xs, kept, len(outputs))
+            for slot, output in enumerate(outputs):
+                output.requires_grad, output.node, output.slot = True, node, slot
             for each in left:
-                each.node = output.node if each.requires_grad else None
-        return (output, None) if part.call.is_pair else output
+                each.node = node if each.requires_grad else None
+        if part.call.is_pair:
+            return outputs[0], None
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _boundary(self, below: LayerCall, x: Tensor) -> Node:
-        """Return a node that notes when the gradient of a traced layer's output is complete."""
+    def _boundary(self, below: LayerCall, xs: tuple[Tensor, ...]) -> Node:
+        """Return a node that notes when the gradients of a traced layer's outputs are complete."""
 
-        def backward(gradient: Tensor) -> Tensor:
-            self._complete(below, gradient)
-            return gradient
+        def backward(*gradients: Tensor) -> tuple[Tensor, ...]:
+            self._complete(below, gradients)
+            return gradients
 
-        return _node(x, backward)
+        return _node(xs, backward, len(xs))
 
-    def _replayed(self, call: LayerCall, x: Tensor, kept: list[Storage]) -> Node:
+    def _replayed(
+        self, call: LayerCall, xs: tuple[Tensor, ...], kept: list[Storage], outputs: int
+    ) -> Node:
         """Return the node whose backward replays a layer's backward."""
 
-        def backward(gradient: Tensor) -> Tensor:
-            self._complete(call, gradient)
+        def backward(*gradients: Tensor) -> tuple[Tensor, ...]:
+            self._complete(call, gradients)
             part = self.backward.get(call.key)
             if part is None:
                 part = self.backward[call.key] = self._backward_part(call.key)
-            return part.lay(call, gradient, kept)
+            return part.lay(call, gradients, kept)
 
-        node = _node(x, backward)
+        node = _node(xs, backward, outputs)
         node.attributes = kept
         return node
 
-    def _complete(self, call: LayerCall, gradient: Tensor) -> None:
-        """Note that a gradient is complete; what was traced must be like what was replayed."""
+    def _complete(self, call: LayerCall, gradients: Sequence[Tensor | None]) -> None:
+        """Note that gradients are complete; what was traced must be like what was replayed."""
         call.complete = TapeMoment.now(None if call.is_replayed else call.hook_state)
-        call.gradient, above = Like.of(gradient), self.calls[call.number + 1]
+        call.gradients = tuple(Like.of(x) for x in gradients if x is not None)
+        above = self.calls[call.number + 1]
+        if len(call.gradients) < len(gradients):
+            raise CannotRepeatError
         if not above.is_replayed:
             above.over = TapeMoment.now(above.hook_state)
         if not self.backward:  # nothing is replayed yet
@@ -266,40 +288,11 @@ class _Pass:
         raise CannotRepeatError
 
 
-def _node(x: Tensor, backward: Callable[[Tensor], Tensor]) -> Node:
-    node = Node("layer", context.sequence, [edge_to(x)], (), backward)
+def _node(xs: Sequence[Tensor], backward: Callable[..., Any], outputs: int) -> Node:
+    edges = [edge_to(x) for x in xs]
+    node = Node("layer", context.sequence, edges, (), backward, outputs=outputs)
     context.sequence += 1
     return node
-
-
-def _describe(value: Any, kind: list[object], parameters: list[Parameter]) -> None:
-    """Add to `kind` what is equal for identical layers, and a layer's parameters."""
-    of = value.__class__
-    if of in _PLAIN:
-        kind.append(value)
-    elif isinstance(value, Tensor):
-        kind += value.shape, value.dtype, value.requires_grad
-        if isinstance(value, Parameter):
-            parameters.append(value)
-    elif isinstance(value, Module) or is_dataclass(of):
-        kind.append(of)
-        for name, item in _attributes(value):
-            kind.append(name)
-            _describe(item, kind, parameters)
-    elif of in (list, tuple, dict):
-        kind.append(tuple(value) if of is dict else len(value))
-        for item in value.values() if of is dict else value:
-            _describe(item, kind, parameters)
-    else:
-        kind.append(context.tape.sizes[value.index] if of is Storage else id(value))
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a module consists of, but for its place, or a dataclass (a weight in 4 bit)."""
-    if isinstance(value, Module):
-        yield from (item for item in value.__dict__.items() if item[0] not in _PLACES)
-    else:
-        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -1,7 +1,7 @@
 """A layer's call in a pass over a stack of layers: where its parts of the tape begin and end.
 
 forward    from its call to the next layer's call
-backward   from when its output's gradient is complete to when its input's is
+backward   from when its outputs' gradients are complete to when its inputs' are
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TapeMoment:
 
 @dataclass(slots=True)
 class LayerCall:
-    """One layer's call. In backward: when the gradient of its output was complete, and that.
+    """One layer's call. In backward: when the gradients of its outputs were complete, and those.
 
     What is around a layer is noted where it is traced.
     """
@@ -45,11 +45,11 @@ class LayerCall:
     parameters: Sequence[Parameter]
     begin: TapeMoment
     sequence: int
-    input: int
+    inputs: tuple[int, ...]  # its hidden states
     path: int  # of the layer, on the tape
     hook_state: LayerHooks | None = None
     end: TapeMoment | None = None  # where the next layer was called
-    output: Like | None = None
+    outputs: tuple[Like, ...] = ()  # () of what cannot be copied
     held: frozenset[int] = frozenset()  # by the graph, until backward comes there
     attributes: frozenset[int] = frozenset()  # by the graph, until it is freed as a whole
     copies: tuple[tuple[int, Like], ...] = ()  # of parameters by number, in the autocast region
@@ -59,8 +59,8 @@ class LayerCall:
     is_pair: bool = False  # hidden states and None are returned
     left: Left | None = None  # what it filled of what all layers are called with
     complete: TapeMoment | None = None
-    over: TapeMoment | None = None  # when the gradient of its input was
-    gradient: Like | None = None
+    over: TapeMoment | None = None  # when the gradients of its inputs were
+    gradients: tuple[Like, ...] = ()
 
     @property
     def computed_with(self) -> Sequence[Parameter]:
@@ -72,12 +72,14 @@ class LayerCall:
         """The storages of what it left for later."""
         return frozenset() if self.left is None else self.left.storages
 
-    def returned(self, x: Tensor) -> None:
-        """Note what a trace returned, and who holds what it left."""
-        self.output, self.has_graph = Like.of(x), x.node is not None
+    def returned(self, states: Sequence[Tensor]) -> None:
+        """Note which hidden states a trace returned, and who holds what it left."""
+        nodes = [x.node for x in states if x.node is not None]
+        if 0 < len(nodes) < len(states):
+            return
+        self.outputs, self.has_graph = tuple(map(Like.of, states)), bool(nodes)
         self.operation = context.operation
-        if x.node is not None:
-            self.held, self.attributes = _held_by(x.node, self.sequence, self.input)
+        self.held, self.attributes = _held_by(nodes, self.sequence, self.inputs)
         if context.autocast is not None:
             cache = context.autocast.cache
             self.copies = tuple(
@@ -91,15 +93,17 @@ class LayerCall:
         return storage.tape is context.tape and storage.index >= self.begin.storage
 
 
-def _held_by(root: Node, since: int, layer_input: int) -> tuple[frozenset[int], frozenset[int]]:
+def _held_by(
+    roots: Sequence[Node], since: int, layer_inputs: Sequence[int]
+) -> tuple[frozenset[int], frozenset[int]]:
     """Return what the graph saved, and its nodes' attributes, down to the layer's first node."""
-    held, attributes, seen, stack = set[int](), set[int](), {root}, [root]
+    held, attributes, seen, stack = set[int](), set[int](), {*roots}, [*dict.fromkeys(roots)]
     while stack:
         node = stack.pop()
         attributes.update(storage.index for storage in node.attributes)
         for saved in node.saved:
             if isinstance(saved, Holder):
-                held.add(layer_input)  # by the closure that runs the layer again
+                held.update(layer_inputs)  # by the closure that runs the layer again
             elif saved is not None:
                 held.add(saved.index)
         for edge in node.edges:

@@ -3,7 +3,8 @@
 own           i, in the order in which the part makes them
 its forward's FORWARD + i, in backward
 held          HELD + k: what its hooks held in place k before (`engine.hook_state`)
-its input, and in backward its output's gradient
+its inputs    INPUT + k, of those that are hidden states
+in backward   GRADIENT + k: its outputs' gradients
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vrambudget.tape.packing import SPECIAL, died_in, on_storage, storage_of
 FORWARD = 1 << 24  # more than there are storages on a tape
 HELD = 1 << 28
 INPUT = 1 << 30
-GRADIENT = INPUT + 1
+GRADIENT = INPUT + (1 << 8)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """A layer's part of the tape, forward and backward: read where it was traced, replayed elsewhere.
 
     part       makes                              frees
-    forward    its output; what the graph or      its own, its input
+    forward    its outputs; what the graph or     its own, its inputs
                the autocast region holds
-    backward   its input's gradient, its          its own, its output's gradient, what its forward
-               parameters' gradients              left, its input
+    backward   its inputs' gradients, its         its own, its outputs' gradients, what its forward
+               parameters' gradients              left, its inputs
 
 Events are kept relative to where the layer's own storages begin, so that the parts of two layers
 that are identical are equal.
@@ -12,6 +12,7 @@ that are identical are equal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,17 +49,16 @@ class ForwardPart:
         left = set(range(first, stop)) - died_in(events, is_fast=tape.is_fast)
         known = {*call.held, *call.attributes, *(copy.index for _, copy in call.copies)}
         known |= call.kept | call.end.around.places.keys()
-        if call.output is None or call.output.index not in left or _workspaces() & left:
-            return None
-        if not left <= known | {call.output.index}:
+        made = {x.index for x in call.outputs}
+        if not made or not made <= left <= known | made or _workspaces() & left:
             return None
         places = call.begin.around.places
 
         def name(storage: int) -> int:
             if storage >= first:
                 return storage - first
-            if storage == call.input:
-                return INPUT
+            if storage in call.inputs:
+                return INPUT + call.inputs.index(storage)
             if storage in places:
                 return HELD + places[storage]
             raise _UnknownError
@@ -78,21 +78,20 @@ class ForwardPart:
             and _left_around(self.call.end) == _left_around(other.call.end)
         )
 
-    def lay(self, call: LayerCall, x: Tensor) -> Tensor:
-        """Lay the part down for a call with input x; return the output, without its node."""
+    def lay(self, call: LayerCall, states: Sequence[Tensor]) -> list[Tensor]:
+        """Lay the part down for a call; return the outputs, without their node."""
         tape, source = context.tape, self.call
         values = [] if call.hook_state is None else call.hook_state.held()
         shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
-        if INPUT in self.named.freed:
-            disown(x.storage)
+        _disown_freed(self.named, INPUT, states)
         _disown_held(self.named, values)
 
         def storage(name: int) -> int:
-            return x.storage.index if name == INPUT else _index(values, name)
+            return call.inputs[name - INPUT] if name >= INPUT else _index(values, name)
 
         tape.events += self.named.replayed(self.first + shift, storage)
         context.operation = source.operation
-        assert source.output is not None and source.end is not None  # noqa: S101, PT018 - traced
+        assert source.end is not None  # noqa: S101 - traced
         if call.hook_state is not None:
             after, before = source.end.around, source.begin.around
             held = after.replayed(before, values, self.first, shift)
@@ -101,19 +100,21 @@ class ForwardPart:
         for number, copy in source.copies:
             if region is not None and copy.index not in source.held | source.attributes:
                 region.cache[id(call.computed_with[number])] = copy.replayed(tape, shift)
-        output = source.output.replayed(tape, shift)
-        call.output, call.has_graph, call.is_replayed = Like.of(output), source.has_graph, True
+        outputs = _replayed(source.outputs, shift)
+        call.outputs = tuple(map(Like.of, outputs))
+        call.has_graph, call.is_replayed = source.has_graph, True
         call.left = source.left and source.left.moved(shift)
         call.held = self._moved(source.held, call, shift)
         call.attributes = self._moved(source.attributes, call, shift)
-        return output
+        return outputs
 
     def _moved(self, storages: frozenset[int], call: LayerCall, shift: int) -> frozenset[int]:
         """Return a replayed call's for the traced one's; what all layers hold is left to these."""
+        inputs = self.call.inputs
         return frozenset(
-            index + shift if index >= self.first else call.input
+            index + shift if index >= self.first else call.inputs[inputs.index(index)]
             for index in storages
-            if index >= self.first or index == self.call.input
+            if index >= self.first or index in inputs
         )
 
 
@@ -125,26 +126,26 @@ class BackwardPart:
     first: int
     stop: int
     named: NamedEvents
-    output: Like  # the gradient of the layer's input
+    outputs: tuple[Like, ...]  # the gradients of the layer's inputs
 
     @classmethod
     def of(cls, call: LayerCall, below: LayerCall) -> BackwardPart:
-        """Return a traced call's part, from its output's gradient to that of `below`'s output.
+        """Return a traced call's part, from its outputs' gradients to those of `below`'s outputs.
 
         Raises CannotRepeatError where it does what is not known here.
         """
-        if call.complete is None or call.over is None or call.gradient is None:
+        if call.complete is None or call.over is None or not call.gradients:
             raise CannotRepeatError
         if call.hook_state is None and not context.tape.is_fast:
             raise CannotRepeatError
-        if below.gradient is None or call.end is None or call.output is None:
+        if not below.gradients or call.end is None or not call.outputs:
             raise CannotRepeatError
         tape, begin, end = context.tape, call.complete, call.over
         events = tape.events[begin.event : end.event]
         forward = range(call.begin.storage, call.end.storage)
         first, stop = begin.storage, end.storage
         names = {index: HELD + place for index, place in begin.around.places.items()}
-        names |= {call.gradient.index: GRADIENT, call.input: INPUT}
+        names |= _named(GRADIENT, [x.index for x in call.gradients]) | _named(INPUT, call.inputs)
 
         def name(storage: int) -> int:
             if storage >= first:
@@ -157,17 +158,16 @@ class BackwardPart:
 
         named = NamedEvents.of(events, first, name)
         died, kept = died_in(events, is_fast=tape.is_fast), end.around.places.keys()
-        outlive = {call.output.index, *call.attributes, *call.kept, *kept}
+        outlive = {*(x.index for x in call.outputs), *call.attributes, *call.kept, *kept}
         if {i for i in call.held if i in forward} - died - outlive:
             raise CannotRepeatError
         left = set(range(first, stop)) - died - kept
         made = {p.grad.storage.index for p in call.parameters if p.grad is not None}
-        carried = below.gradient.index == call.gradient.index
-        if not left <= {below.gradient.index, *made} or not (
-            carried or below.gradient.index in left
-        ):
+        carried = {x.index for x in call.gradients}
+        passed = {x.index for x in below.gradients}
+        if not left <= passed | made or not passed <= left | carried:
             raise CannotRepeatError
-        return cls(call, first, stop, named, below.gradient)
+        return cls(call, first, stop, named, below.gradients)
 
     def same_as(self, other: BackwardPart) -> bool:
         """Whether another layer did the same."""
@@ -177,8 +177,10 @@ class BackwardPart:
             and _left_around(self.call.over) == _left_around(other.call.over)
         )
 
-    def lay(self, call: LayerCall, gradient: Tensor, kept: list[Storage]) -> Tensor:
-        """Lay the part down for a call; return the gradient of its input.
+    def lay(
+        self, call: LayerCall, gradients: Sequence[Tensor], kept: list[Storage]
+    ) -> tuple[Tensor, ...]:
+        """Lay the part down for a call; return the gradients of its inputs.
 
         Of `kept`, the storages that the node holds, those stay that die with it.
         """
@@ -186,14 +188,14 @@ class BackwardPart:
         values = self._held_before(call)
         shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
         forward, freed = call.begin.storage, self.named.freed
-        outer = {GRADIENT: gradient.storage.index, INPUT: call.input}
-        if GRADIENT in freed:
-            disown(gradient.storage)
+        outer = {GRADIENT + n: x.storage.index for n, x in enumerate(gradients)}
+        outer |= {INPUT + n: index for n, index in enumerate(call.inputs)}
+        _disown_freed(self.named, GRADIENT, gradients)
         _disown_held(self.named, values)
         owned = {storage.index for storage in kept}
+        named = _named(INPUT, call.inputs)
         for storage in kept:
-            index = storage.index
-            if (INPUT if index == call.input else index - forward + FORWARD) in freed:
+            if named.get(storage.index, storage.index - forward + FORWARD) in freed:
                 disown(storage)
         kept[:] = [storage for storage in kept if storage.index in call.attributes]
         kept += (
@@ -216,10 +218,19 @@ class BackwardPart:
                     raise CannotRepeatError
                 ours.grad = Like.of(given).replayed(tape, shift)
         assert source.end is not None  # noqa: S101 - it is a traced call's
-        tape.purposes[call.input] = tape.purposes[source.input]
+        for ours_in, theirs_in in zip(call.inputs, source.inputs, strict=True):
+            tape.purposes[ours_in] = tape.purposes[theirs_in]
         stop = forward + source.end.storage - source.begin.storage
         tape.purposes[forward:stop] = tape.purposes[source.begin.storage : source.end.storage]
-        return self.output.replayed(tape, shift) if self.output.index >= self.first else gradient
+        return self._passed(gradients, shift)
+
+    def _passed(self, gradients: Sequence[Tensor], shift: int) -> tuple[Tensor, ...]:
+        """Return the gradients of the inputs: new ones, and those that are carried through."""
+        carried = {x.index: gradients[n] for n, x in enumerate(self.call.gradients)}
+        made = iter(_replayed([x for x in self.outputs if x.index >= self.first], shift))
+        return tuple(
+            next(made) if x.index >= self.first else carried[x.index] for x in self.outputs
+        )
 
     def _held_before(self, call: LayerCall) -> list[Value]:
         """Return what the layer's hooks hold: it must be like what the copied ones held."""
@@ -243,6 +254,17 @@ def disown(storage: Storage) -> None:
     storage.events = []
 
 
+def _named(first: int, indices: Sequence[int]) -> dict[int, int]:
+    """Return the names of storages by their places, the first of each."""
+    return {index: first + place for place, index in reversed([*enumerate(indices)])}
+
+
+def _replayed(likes: Sequence[Like], shift: int) -> list[Tensor]:
+    """Return tensors like these, of the storages that are `shift` further on, each once."""
+    storages = {index: context.tape.adopted(index + shift) for index in {x.index for x in likes}}
+    return [x.of_storage(storages[x.index]) for x in likes]
+
+
 def _columns(first: int, stop: int) -> tuple[Any, ...]:
     tape = context.tape
     return tape.sizes[first:stop], tape.operations[first:stop], tape.contents[first:stop]
@@ -257,6 +279,12 @@ def _index(values: list[Value], name: int) -> int:
     storage = storage_of(values[name - HELD])
     assert storage is not None  # noqa: S101 - what is held is like what the copied one's held
     return storage.index
+
+
+def _disown_freed(named: NamedEvents, first: int, tensors: Sequence[Tensor]) -> None:
+    for place, x in enumerate(tensors):
+        if first + place in named.freed:
+            disown(x.storage)
 
 
 def _disown_held(named: NamedEvents, values: list[Value]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from vrambudget.budget import Budget, Parameters
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.versions import default_version, plain_version
+from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import on_gpu
 from vrambudget.pictures.generation import generated, schedule_of
@@ -52,7 +53,11 @@ def picture_budget(
     version = default_version("torch") if torch is None else plain_version(torch)
     if version is None:
         raise VramBudgetError(f"--torch is {torch!r}; it should be a version, as 2.11")
-    left = (trained if job.train else generated)(job, platform_of(gpu, version))
+    traced, platform = trained if job.train else generated, platform_of(gpu, version)
+    try:
+        left = traced(job, platform)
+    except CannotRepeatError:
+        left = traced(job, platform, in_full=True)
     replayed = replay(left.tape)
     device, out_of_memory = on_gpu(gpu, left.tape, replayed)
     budget = Budget(

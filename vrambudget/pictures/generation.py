@@ -17,6 +17,7 @@ from vrambudget.engine.context import (
     no_grad,
     recording,
 )
+from vrambudget.engine.identical_layers import stack_layers
 from vrambudget.engine.module import register
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
@@ -61,8 +62,11 @@ def schedule_of(job: PictureJob) -> Program:
     return program_at(path)
 
 
-def generated(job: PictureJob, platform: Platform) -> PictureTape:
-    """Return what one call of a job's pipeline leaves on the tape. Raises NotModelledError."""
+def generated(job: PictureJob, platform: Platform, *, in_full: bool = False) -> PictureTape:
+    """Return what one call of a job's pipeline leaves on the tape. Raises NotModelledError.
+
+    `in_full`: trace every layer, even if they are identical; else CannotRepeatError may say so.
+    """
     program = schedule_of(job)
     check_in_parts(job)
     alone = program.source.get("only", [job.only])
@@ -73,7 +77,7 @@ def generated(job: PictureJob, platform: Platform) -> PictureTape:
         )
     with recording(platform, ModelOptions(dtype=TYPES[PRECISIONS[job.precision]])) as tape:
         if job.only:
-            return _alone(job, program, tape)
+            return _alone(job, program, tape, in_full=in_full)
         check_guards(program, job.sizes)
         parts, missing = {}, list[str]()
         for name, call in program.source["components"]:
@@ -95,13 +99,14 @@ def generated(job: PictureJob, platform: Platform) -> PictureTape:
             part.model.eval()
         schedule = PhaseMarker(parts, job.offload)
         schedule.begin()
+        _stack(parts, in_full=in_full)
         tape.mark(0, "load", resets_allocator=True)
         with no_grad():
             held = _Playing(program, job, schedule).held
         return _closed(tape, parts, held, missing)
 
 
-def _alone(job: PictureJob, program: Program, tape: Tape) -> PictureTape:
+def _alone(job: PictureJob, program: Program, tape: Tape, *, in_full: bool) -> PictureTape:
     """Return what one call of one component leaves, as the pipeline calls it, without guidance."""
     wanted = str(job.only).replace("-", " ")
     calls = [tuple(row[0].split(".")) for word, row in program.built if word == "run"]
@@ -113,6 +118,7 @@ def _alone(job: PictureJob, program: Program, tape: Tape) -> PictureTape:
     part.model.eval()
     schedule = PhaseMarker({name: part}, job.offload)
     schedule.begin()
+    _stack({name: part}, in_full=in_full)
     sizes = sizes_of(job, part, program, call)
     with made_for(Purpose.INPUTS):
         inputs = [*inputs_of(part, sizes, part.dtype).values()]
@@ -125,6 +131,13 @@ def _alone(job: PictureJob, program: Program, tape: Tape) -> PictureTape:
         numbers = numbers_of(part, sizes)
         held = called(job, part, call, given, numbers)
     return _closed(tape, {name: part}, held)
+
+
+def _stack(parts: Mapping[str, Part], *, in_full: bool) -> None:
+    """Let identical layers be copied, but those whose weights move, or widen, when they begin."""
+    for part in parts.values():
+        if not in_full and part.model.entered is None:
+            stack_layers(part.model)
 
 
 def _closed(

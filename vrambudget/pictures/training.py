@@ -33,6 +33,7 @@ from vrambudget.engine.context import (
     no_grad,
     recording,
 )
+from vrambudget.engine.identical_layers import stack_layers
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
@@ -72,8 +73,11 @@ class _Loss(Module):
         return Outputs(mse_loss(prediction, to(noise, float32)), prediction, (noise, noisy))
 
 
-def trained(job: PictureJob, platform: Platform) -> PictureTape:
-    """Return what steps of a job's training leave on the tape. Raises NotModelledError."""
+def trained(job: PictureJob, platform: Platform, *, in_full: bool = False) -> PictureTape:
+    """Return what steps of a job's training leave on the tape. Raises NotModelledError.
+
+    `in_full`: trace every layer, even if they are identical; else CannotRepeatError may say so.
+    """
     dtype = TYPES[PRECISIONS[job.precision]]
     name = job.denoiser
     options = ModelOptions(dtype=dtype, checkpointing=job.checkpointing)
@@ -89,6 +93,8 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
         part.arrive()
         missing: tuple[str, ...] = _adapt(part.model, job) if job.train == "lora" else ()
         model = _Loss(part)
+        if not in_full:
+            stack_layers(part.model)
         register(model, tape)
         parameters = [p for p in model.parameters() if p.requires_grad]
         sizes = sizes_of(job, part, schedule_of(job), "forward")

@@ -16,7 +16,7 @@ place in a flat tensor (ZeRO-1, DeepSpeed's stages 1 and 2), where layers differ
 
 from vrambudget.config.job import Job
 from vrambudget.engine.context import ModelOptions, on_meta, recording
-from vrambudget.engine.identical_layers import kinds_of
+from vrambudget.engine.layer_kinds import kinds_of
 from vrambudget.engine.module import Module
 from vrambudget.planning.lower_bound import ITEM_BYTES
 from vrambudget.scenario import Scenario

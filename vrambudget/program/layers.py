@@ -73,13 +73,17 @@ class Block:
         self._state, self.layer = state, layer
         self._rows, self._bound = rows, bound
         read = names_read(list(rows))
-        self.fixed = list(bound.parameters(rows))
         entered = [name for word, value in rows if word == "enter" for name in value]
         self.inputs = list(dict.fromkeys([*entered, *read]))
         made = dict.fromkeys(name for row in rows for name in makes(*row))
         gone = {value if word == "del" else value[1] for word, value in rows if word in ENDS}
         left = [name for word, value in rows if word == "leave" for name in value]
         self.outputs = list(dict.fromkeys([*left, *(n for n in made if n not in gone)]))
+
+    @cached_property
+    def fixed(self) -> list[str]:
+        """The parameters and buffers that its instructions read."""
+        return [*self._bound.parameters(self._rows)]
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -141,6 +145,12 @@ class PlayedLayer(CheckpointedLayer):
     def __init__(self, state: State, name: str, form: int, *, checkpoints: bool) -> None:
         self.played = state, name
         self.form, self.checkpoints = form, checkpoints
+
+    @property
+    def states(self) -> int:  # type: ignore[override]
+        """How many tensors it returns."""
+        state, name = self.played
+        return len(state.blocks[name].outputs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, checkpointed where transformers checkpoints this layer."""
