@@ -261,6 +261,15 @@ def test_layers_of_a_denoiser_are_laid_down_with_all_that_they_pass_on(name, ask
     assert_equal(laid, trained(job, Platform(), in_full=True).tape)
 
 
+@pytest.mark.parametrize(("name", "count"), [("whisper-small", 9), ("bart-base", 10)])
+def test_layers_that_all_read_what_an_encoder_saw_are_laid_down(name, count, monkeypatch, traces):
+    fields = {"checkpointing": "full", "use_cache": False, "steps": 1}
+    scenario = resolve(name, gpu="t4", batch=2, block=16, **fields)
+    laid = tape_of(scenario)
+    assert len({id(layer) for layer in traces}) <= count
+    assert_equal(laid, traced_in_full(scenario, monkeypatch))
+
+
 def test_a_denoiser_whose_layers_turn_out_to_differ_is_traced_in_full(monkeypatch, traces):
     monkeypatch.setattr(layer_parts.BackwardPart, "same_as", lambda *_: False)
     job = picture_job("flux-dev", train="lora", resolution="256")

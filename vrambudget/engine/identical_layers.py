@@ -7,16 +7,17 @@ What decides is compared: a layer's modules, options and parameters, and what it
 Then the traced layers on both sides are compared with what was replayed between them, and where
 they differ CannotRepeatError says that the job has to be traced in full.
 
-Hidden states may be several tensors, which a layer gets first (FLUX's pictures and text).
+Hidden states may be several tensors, which a layer gets first (FLUX's pictures and text). Gradients
+of what all layers share (what an encoder saw) are added up in place, and are no layer's.
 
-Not modelled: layers that share tensors which want gradients (T5's position bias), that return more
-than hidden states, or that leave something for others to take (routers' logits); these are traced.
+Not modelled: layers that return more than hidden states (T5's position bias), or that leave
+something for others to take (routers' logits); these are traced.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vrambudget.engine.autograd import Node, edge_to
@@ -160,7 +161,7 @@ class _Pass:
             self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
         if self.is_captured or not (context.tape.is_fast or layer.hook_state):
             return None
-        if any(tensor.requires_grad for tensor in _tensors(others)) or not self._follows(xs):
+        if not self._follows(xs):
             return None
         fills = None
         if filled is not None and not isinstance(hooks, FilledPart):
@@ -293,11 +294,3 @@ def _node(xs: Sequence[Tensor], backward: Callable[..., Any], outputs: int) -> N
     node = Node("layer", context.sequence, edges, (), backward, outputs=outputs)
     context.sequence += 1
     return node
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
