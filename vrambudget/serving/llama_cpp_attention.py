@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from vrambudget.serving.llama_cpp_place import Placement
 
 _UNQUANTISED = frozenset({"f32", "f16", "bf16"})
-_UNTURNED = frozenset({"bert", "jina-bert-v2"})  # positions are added, or are a bias of scores
-_PARTLY = frozenset({"cohere2", "cohere2moe", "llama4"})  # only layers with a window are rotated
+_PARTLY = frozenset({"bert", "cohere2", "cohere2moe", "jina-bert-v2", "llama4"})  # in windows
 _FOLDED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})  # 4 positions
 _OF_STATE = ("ssm_ba", "ssm_alpha", "ssm_beta")  # how a state decays, and is added to
 
@@ -165,8 +164,6 @@ class Attention(Builder):
         width = found.nbytes // F32 // self.rows
         norm = of.get(f"{name}_norm")
         if norm is None:
-            if self.model.architecture in _UNTURNED:
-                return found
             if self.model.architecture in _PARTLY and self.model.windows[layer] is None:
                 is_scaled = name == "attn_q" and self.model.architecture == "llama4"
                 return self.same(found, self.scales) if is_scaled else found
