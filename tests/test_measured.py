@@ -33,14 +33,22 @@ WHY = {
         *(f"decoders {n}" for n in (40, 80, 87, 176)),
         *(f"model_types {n}" for n in (42, 52, 88)),
         *("generation 56", "generation drawn_last 16", "loops 111", "moe 17"),
+        *("drawn by name bart-large-cnn train 69", "pp-drawn-1f1b-4-rank0-amp"),
+        *("fsdp1-drawn-gpt2-6-rank5-orig-foreach", "later-11-28-fsdp1-gemma2-7"),
     ),
     "LLM.int8() computes columns with values above 6.0 in 16 bit, as the values are; an estimate"
     " counts none": (
         *(f"generation eight_bit {n}" for n in (1, 3, 4, 10)),
         "generation drawn_further 11",
     ),
-    "cuDNN's workspaces: where cuDNN is installed, two are equal and the last is 512 bytes off": (
+    "cuDNN's workspaces: where cuDNN is installed, peaks are equal within 512 bytes": (
         *(f"model_types {n}" for n in (100, 102, 117)),
+        *(f"classes {name}ForCTC-bf16" for name in ("Hubert", "Wav2Vec2")),
+        "classes VivitForVideoClassification-bf16",
+        "classes MobileViTForSemanticSegmentation-bf16",
+    ),
+    "the GPU is behind: what another stream used is free once it has passed there": (
+        "fsdp1-nano-8-nolimit",
     ),
 }
 

@@ -194,6 +194,7 @@ OF_OTHERS = {
     *("--cases", "--only"),  # the fuzzers' of tests/fuzz
     *("--nightly", "--baseline", "--python", "--write"),  # pytest's here, those of tests/releases
     "--check-hash-based-pycs",  # Python's
+    "--query-gpu",  # nvidia-smi's
     *("--abi", "--dest", "--disable-pip-version-check", "--implementation", "--no-deps"),  # pip's
     *("--only-binary", "--platform", "--python-version", "--quiet"),
     *("--quantization", "--load-format", "--skip-tokenizer-init", "--tokenizer"),  # vLLM's
