@@ -140,7 +140,7 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
                 parts += 1
                 exact += counted == printed
                 near += printed == 0 or off(counted, printed) < 0.02
-    assert (parts, exact, near) == (3897, 3698, 3791)
+    assert (parts, exact, near) == (3897, 3698, 3794)
 
 
 @pytest.mark.parametrize(
