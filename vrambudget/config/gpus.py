@@ -326,5 +326,5 @@ def _ask_its_tool() -> tuple[str, int, tuple[int, int]]:
         raise VramBudgetError(
             "'auto' asks the NVIDIA driver through nvidia-smi or nvidia-ml-py; neither answers",
             where="gpu",
-            hint="name the GPU: `vrambudget gpus` lists them; without one it is none in `run`",
+            hint="name the GPU: `vrambudget gpus` lists them; `run --gpu none` needs none",
         ) from error

@@ -82,7 +82,7 @@ class Stack:
         self.now = _Pass(self)
 
     def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Trace a layer, or lay it down."""
+        """Trace a layer, or replay it."""
         if layer.number == 0:
             self.now = _Pass(self)
         return self.now.call(layer, args, kwargs)
@@ -99,7 +99,7 @@ class _Pass:
         self.backward: dict[object, BackwardPart] = {}
 
     def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Trace a layer, or lay it down."""
+        """Trace a layer, or replay it."""
         number = layer.number
         xs, others = self._parted(layer, args)
         filled = filled_by([*others, *kwargs.values()])

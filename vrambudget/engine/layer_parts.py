@@ -79,7 +79,7 @@ class ForwardPart:
         )
 
     def lay(self, call: LayerCall, states: Sequence[Tensor]) -> list[Tensor]:
-        """Lay the part down for a call; return the outputs, without their node."""
+        """Replay the part for a call; return the outputs, without their node."""
         tape, source = context.tape, self.call
         values = [] if call.hook_state is None else call.hook_state.held()
         shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
@@ -180,7 +180,7 @@ class BackwardPart:
     def lay(
         self, call: LayerCall, gradients: Sequence[Tensor], kept: list[Storage]
     ) -> tuple[Tensor, ...]:
-        """Lay the part down for a call; return the gradients of its inputs.
+        """Replay the part for a call; return the gradients of its inputs.
 
         Of `kept`, the storages that the node holds, those stay that die with it.
         """

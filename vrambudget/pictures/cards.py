@@ -36,7 +36,7 @@ _USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step"
 
 
 def picture_name(word: str) -> str | None:
-    """Return the card that a name, a hub id or a pipeline's folder means, None if it means none.
+    """Return the model card that a name, a hub id or a pipeline's folder means, or None.
 
     A hub id's last part is a name, too; signs between letters do not matter: sd15, FLUX.1-dev.
     """
@@ -60,7 +60,7 @@ def picture_name(word: str) -> str | None:
 
 
 def _of_files(path: Path) -> str | None:
-    """Return the card of a pipeline's folder or model_index.json, None for files of other kinds.
+    """Return the model card of a pipeline's folder or model_index.json, None for other files.
 
     Raises NotModelledError for a pipeline that no card describes, or several, and for a component.
     """

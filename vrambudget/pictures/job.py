@@ -30,7 +30,7 @@ class PictureJob:
     train: Train | None = None
     rank: int = 16
     adapters: AdapterType = "fp32"
-    targets: str | None = None  # modules that take adapters, if not the card's; or "blocks"
+    targets: str | None = None  # modules that take adapters, if not the model card's; or "blocks"
     checkpointing: bool = False
     optimizer: str = "adamw"
     precision: Precision = "bf16"

@@ -24,7 +24,7 @@ def known(name: str) -> FoundModel | str:
 
 
 def card_of(name: str) -> Mapping[str, Any]:
-    """Return the card of a name; of any other nothing."""
+    """Return the model card of a name; of any other nothing."""
     plain = _also().get(_plain(name), _plain(name))
     for each in (plain,) if plain in gguf_names() else gguf_names():
         if plain == each or f'"{plain}"' in _text(each):  # saves parsing them all

@@ -189,9 +189,7 @@ class Attention(Builder):
         mask = own or self.masks[is_window]
         if self.flash and self.options.has_all_logits and not mask.sources:  # it is cast once
             mask = self.masks[is_window] = self.node(mask.nbytes // 2 // self.rows // F32, mask)
-        if (
-            any(model.keys) and not model.keys[layer]
-        ):  # it reads that of the last layer before it of its kind
+        if not (model.keys[layer] or self.is_encoder):  # it reads that of the last of its kind
             kept = zip(model.keys[:layer], model.windows[:layer], strict=True)
             layer = max(n for n, (k, w) in enumerate(kept) if k and w == model.windows[layer])
         if turn_keys := self.rotations[is_window][0]:
