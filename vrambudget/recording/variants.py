@@ -110,7 +110,8 @@ def _jobs(values: Values, task: str, attentions: Sequence[str]) -> Iterator[Valu
         ways = _ways(values, job, "causal_mask", ("skipped", "built"))
         ways += [{**job, **mask} for mask in MASKS]
         if task != "seq2seq-lm":
-            yield from ways
+            for way in ways:
+                yield from _ways(values, way, "use_cache", (True, False))
             continue
         for way in ways:  # T5's layers cache, unless they are checkpoints
             yield from _ways(values, way, "checkpointing", ("none", "full"))
@@ -167,11 +168,16 @@ def of_versions(program: Program, values: Values, tasks: Sequence[str]) -> Recor
 def tied_in(program: Program) -> list[dict[str, str]]:
     """Return keys that the model's code compares: where they are equal is another program."""
     free = {key for key, rule in program.keys.items() if isinstance(rule, dict) and "free" in rule}
-    return [
-        {left: right}
-        for left, sign, right, outcome, _ in program.guards
-        if (sign, outcome) in {("!=", True), ("==", False)} and {left, right} <= free
-    ]
+    found = []
+    for left, sign, right, outcome, _ in program.guards:
+        pair = (right, left)
+        if (sign, right, outcome) == (">", "1", True):  # query heads // key heads: groups
+            pair = tuple(left.split("//"))
+        elif (sign, outcome) not in {("!=", True), ("==", False)}:
+            continue
+        if len(pair) == 2 and {*pair} <= free:  # noqa: PLR2004
+            found.append({pair[1]: pair[0]})
+    return found
 
 
 def _equal(values: Values, tied: Values) -> Values:
