@@ -364,3 +364,34 @@ CASES = {
 
 if __name__ == "__main__":
     rehearsed(CASES[sys.argv[1]], sys.argv[2])
+
+
+class Gate(torch.autograd.Function):
+    """Two inputs, two results; it saves an input and one of its own."""
+
+    @staticmethod
+    def forward(ctx, x, gate):
+        opened = torch.sigmoid(gate)
+        ctx.save_for_backward(x, opened)
+        return x * opened, opened.mean(-1)
+
+    @staticmethod
+    def backward(ctx, dy, dmean):
+        x, opened = ctx.saved_tensors
+        slope = opened * (1 - opened)
+        return dy * opened, dy * x * slope + dmean[..., None] * slope / x.shape[-1]
+
+
+class Gated(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(width, 2 * width), torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        y, mean = Gate.apply(*self.first(x).chunk(2, -1))
+        return (self.last(y).sum(-1) * mean).sum()
+
+
+def gated(batch, inner):
+    with torch.device("meta"):
+        return Gated(inner), (torch.empty(batch, 7, inner),), lambda loss, _: loss

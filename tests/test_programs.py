@@ -231,6 +231,17 @@ def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):
             config.model_copy(update={"job": job.resolve(config)}).build("causal-lm")
 
 
+def test_a_function_of_its_own_is_one_call(tmp_path):
+    """torch.autograd.Function: what it saves and its backward are in the file, not its code."""
+    pytest.importorskip("torch")
+    program = tmp_path / "gated.program"
+    command = ["record", "step_cases:gated", "--size", "inner=64", "-o", str(program)]
+    assert main(command) == DONE  # equal to its trace at further sizes
+    (call,) = [row for row in program_at(program).effects if row[0] == "Gate"]
+    assert [name for name, *_ in call[4]] == ["Gate"]
+    assert len(call[3]) == 2  # what is saved
+
+
 TEXT = PROGRAMS["ernie"].read_text(encoding="utf-8")
 
 

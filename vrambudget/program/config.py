@@ -220,7 +220,7 @@ class ProgramConfig(GeneratorConfig):
             raise NotModelledError(
                 f"{self.model_type} with LoRA beside experts was not recorded", hint=TRACED
             )
-        sizes = bound_keys(program, self.keys)
+        sizes = program.own_sizes() | bound_keys(program, self.keys)
         if job is None:
             return sizes
         hears = self.sound_shape is not None
@@ -250,7 +250,7 @@ class ProgramConfig(GeneratorConfig):
         program = self.first
         if not self.is_file:
             return self._seen_or_heard(job)
-        sizes = {**program.source.get("sizes", {}), "batch": job.batch}
+        sizes = program.own_sizes() | {"batch": job.batch}
         sizes |= {"length": job.block} if "length" in program.sizes and job.block else {}
         for name in ("height", "width"):
             if name in program.sizes and job.image_size:
@@ -298,9 +298,8 @@ class ProgramConfig(GeneratorConfig):
             return Generator(self.first, calls, own, said_by(self.first, self.keys, self.job))
         program, sizes = self.chosen(task)
         if "cublas_bytes" in program.source:
-            context.platform = replace(
-                context.platform, cublas_bytes=program.source["cublas_bytes"]
-            )
+            own_bytes = program.source["cublas_bytes"]
+            context.platform = replace(context.platform, cublas_bytes=own_bytes)
         found = Played(program, sizes, said_by(program, self.keys, self.job))
         if self.job and self.job.evaluates and program.when.get("checkpointing") == ["full"]:
             evaluating = self.job.model_copy(update={"checkpointing": "none"})

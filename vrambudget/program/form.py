@@ -92,6 +92,11 @@ class Program:
         """Return this as the program of its jobs."""
         return Variant(self.when, _unread, self)
 
+    def own_sizes(self) -> dict[str, int]:
+        """Return the usual sizes of a module that has inputs of its own."""
+        usual = self.source.get("sizes", {}) if "inputs" in self.source else {}
+        return {name: size for name, size in usual.items() if name in self.sizes}
+
     def every(self) -> list["Variant"]:
         """Return this and its variants."""
         return [self.variant(), *self.variants]

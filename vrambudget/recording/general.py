@@ -108,7 +108,7 @@ def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small func
         if self.heard and isinstance(kept, _Kept):
             storage = self.tracer.storage_of(meta)
             kept.slot = len(self.places)
-            self.effects.kept.append(_place(listener, self, storage))
+            self.effects.kept.append(place_of(listener, self, storage))
             self.places.append(storage.index)
             self.phase.marks.append((len(context.tape.events), 0, ("keep", kept.slot)))
         return kept
@@ -128,7 +128,7 @@ def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small func
     yield meta_fallback.TorchCall, "_unpack", unpack_
 
 
-def _place(listener: Listener, call: Any, storage: Any) -> list[Any]:
+def place_of(listener: Listener, call: Any, storage: Any) -> list[Any]:
     """Return where a storage comes from."""
     for i, x in enumerate(call.dys):
         if x is not None and x.storage is storage:
@@ -136,8 +136,8 @@ def _place(listener: Listener, call: Any, storage: Any) -> list[Any]:
     for i, x in enumerate(call.own):
         if x.storage is storage:
             return ["in", i]
-    if id(storage) in call.phase.born:
-        return ["new", call.phase.born[id(storage)]]
+    if (number := call.phase.number_of(storage)) is not None:
+        return ["new", number]
     for slot, index in enumerate(call.places):
         if index == storage.index:
             return ["kept", slot]
@@ -176,7 +176,7 @@ def _of_graphs(listener: Listener) -> Iterator[Patch]:
         inputs = list(self.own)
         found, changed = finish(self, result)
         listener.effects = None
-        _results(listener, self, inputs, (result, found, changed))
+        note_results(listener, self, inputs, (result, found, changed))
         self.own = []
         return found, changed
 
@@ -193,7 +193,7 @@ def _of_graphs(listener: Listener) -> Iterator[Patch]:
         result = backward(self, function, gradients)
         if len(self.places) != kept:
             listener.problem(f"{self.effects.name}: its backward saves tensors")
-        outgoing = [_gradient(listener, self, g, gradients) for g in result]
+        outgoing = [gradient_of(listener, self, g, gradients) for g in result]
         self.effects.backs[self.indices[id(function)]] = [self.phase.events(), outgoing]
         self.dys = ()
         return result
@@ -203,13 +203,14 @@ def _of_graphs(listener: Listener) -> Iterator[Patch]:
     yield meta_fallback.TorchCall, "backward", ran
 
 
-def _gradient(listener: Listener, call: Any, g: Any, given: Any) -> Any:
+def gradient_of(listener: Listener, call: Any, g: Any, given: Any) -> Any:
+    """Return what a backward hands on: an incoming gradient, or a tensor of its own."""
     if g is None:
         return None
     for i, x in enumerate(given):
         if g is x:
             return ["dy", i]
-    place = _place(listener, call, g.storage)
+    place = place_of(listener, call, g.storage)
     others = [(f"dy{i}", x) for i, x in enumerate(given) if x is not None]
     return ["tensor", place, list(g.shape), g.dtype, _lies(g, others), g.is_view]
 
@@ -238,7 +239,7 @@ def _node(call: Any, function: Any, made: Any) -> None:
     call.effects.nodes.append([made.name, made.outputs, edges, slots])
 
 
-def _results(  # noqa: C901 - a call's results and writes
+def note_results(  # noqa: C901 - a call's results and writes
     listener: Listener, call: Any, inputs: list[Tensor], what: Any
 ) -> None:
     """Note a call's results, what it wrote into, and give them names."""
@@ -255,7 +256,7 @@ def _results(  # noqa: C901 - a call's results and writes
             number = getattr(call, "numbers", {}).get(id(v.node))
             source = (i for i, x in enumerate(inputs) if x.node is v.node and x.requires_grad)
             node = ["like", next(source, 0)] if number is None else [number, v.slot]
-        place = _place(listener, call, v.storage)
+        place = place_of(listener, call, v.storage)
         return ["tensor", place, list(v.shape), v.dtype, _lies(v, others), v.is_view, node]
 
     def walk(value: Any) -> Any:

@@ -6,6 +6,7 @@ instruction explains is a problem that is reported, never a silent gap.
 """
 
 import contextlib
+import math
 import weakref
 from typing import Any
 
@@ -37,6 +38,7 @@ class Listener:
         self.effects: Effects | None = None
         self.pending: Any = None
         self.is_on = False
+        self.applies = False  # a function of one's own, which is one call
         self.is_building = False
         self.ends_built = False  # nothing is asked but how the model is built
         self.rates: dict[float, str] = {}  # of dropout: the keys that say them
@@ -49,7 +51,8 @@ class Listener:
 
     def compared(self, found: Comparison) -> None:
         """Note a comparison that the model's code made, in its forward pass or to be built."""
-        if self.is_on or (self.is_building and not found.place.startswith("torch.")):
+        is_asked = self.is_on or self.applies
+        if is_asked or (self.is_building and not found.place.startswith("torch.")):
             self.comparisons.append(found)
 
     def problem(self, text: str) -> None:
@@ -227,6 +230,10 @@ class Phase:
         row = ("new", number, *content, operation, elements)
         self.marks.append((len(context.tape.events), 0, row))
 
+    def number_of(self, storage: Storage) -> int | None:
+        """Return the number of a storage that is new here, None for any other."""
+        return self.born.get(id(storage))
+
     def explained(self, start: int, row: tuple[Any, ...]) -> None:
         """Note that a kernel's own buffers explain what the tape has since `start`."""
         self.marks.append((start, max(len(context.tape.events), start), row))
@@ -249,6 +256,33 @@ class Phase:
                 self._listener.problem(f"{context.tape.operations[event]} is not explained")
         found.sort(key=lambda row: row[:2])
         return [row for _, _, row in found]
+
+
+class WholePhase(Phase):
+    """What happens on the tape, whoever does it: each storage by what the tape says of it."""
+
+    def number_of(self, storage: Storage) -> int | None:
+        """Return the number of a storage that is new here, None for any other."""
+        return self._numbers().get(storage.index)
+
+    def events(self) -> list[Any]:
+        """Return what happened, in order."""
+        tape = context.tape
+        for at in range(self._start, len(tape.events)):
+            index = tape.events[at]
+            if index >= 0 and (content := tape.contents[index]) is not None:
+                shape, dtype = content
+                elements: int | None = tape.sizes[index] // dtype.itemsize
+                if elements == math.prod(shape):
+                    elements = None
+                row = (list(shape), dtype, tape.operations[index], elements)
+                self.marks.append((at, 0, ("new", len(self._indices), *row)))
+                self._indices.append(index)
+        return super().events()
+
+    def _numbers(self) -> dict[int, int]:
+        made = (e for e in context.tape.events[self._start :] if e >= 0)
+        return {index: k for k, index in enumerate(made)}
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
-from vrambudget.recording import general, models
+from vrambudget.recording import applied, general, models
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.sized import Size, report_to
 from vrambudget.traced import (
@@ -41,6 +41,7 @@ def listening(listener: Listener) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, new in (
             *general.patches(listener),
+            *applied.patches(listener),
             *_of_operations(listener),
             *_of_wrappers(listener),
             *models.patches(listener),
@@ -187,13 +188,6 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
                 listener.emit("write", name, old[0])
         wrote(self, v, new)
 
-    apply = functions.apply_function
-
-    def applied(following: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        if listener.is_on:
-            listener.problem(f"{function.__name__}, an autograd.Function, was applied")
-        return apply(following, function, args, kwargs)
-
     for home in (mode, live, attributes, functions, patches):
         yield home, "traced_tensor", wrapper
     yield mode.Following, "_call", called
@@ -201,7 +195,6 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
     yield handled, "taken", taking
     yield handled, "handed", handing
     yield handled, "wrote", writing
-    yield patches, "apply_function", applied
 
 
 _OF_POSITIONS = "transformers.masking_utils."

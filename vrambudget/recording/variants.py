@@ -6,6 +6,7 @@ Jobs in which the model's code does the same are one program.
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.errors import VramBudgetError
@@ -118,7 +119,7 @@ def _jobs(values: Values, task: str, attentions: Sequence[str]) -> Iterator[Valu
         yield from _calls(values, job)
 
 
-def _ways(values: Values, job: Values, key: str, answers: Sequence[str]) -> list[Values]:
+def _ways(values: Values, job: Values, key: str, answers: Sequence[Any]) -> list[Values]:
     """Return a job with each answer to a question; as it is where they come to the same."""
     ways = [{**job, key: answer} for answer in answers]
     first, second = (kinds_of(recording(values, **way)) for way in ways)
@@ -170,13 +171,13 @@ def tied_in(program: Program) -> list[dict[str, str]]:
     free = {key for key, rule in program.keys.items() if isinstance(rule, dict) and "free" in rule}
     found = []
     for left, sign, right, outcome, _ in program.guards:
-        pair = (right, left)
+        key, other = left, right
         if (sign, right, outcome) == (">", "1", True):  # query heads // key heads: groups
-            pair = tuple(left.split("//"))
+            other, _, key = left.partition("//")
         elif (sign, outcome) not in {("!=", True), ("==", False)}:
             continue
-        if len(pair) == 2 and {*pair} <= free:  # noqa: PLR2004
-            found.append({pair[1]: pair[0]})
+        if {key, other} <= free:
+            found.append({key: other})
     return found
 
 
