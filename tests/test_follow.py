@@ -26,8 +26,9 @@ with contextlib.suppress(ImportError):
     import torch
     from step_cases import Block
 
-BLOOM = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "vocab_size": 500}
-BLOOM |= {"n_head": 4, "architectures": ["BloomForCausalLM"]}
+GPT_NEO = {"model_type": "gpt_neo", "hidden_size": 64, "num_layers": 2, "vocab_size": 500}
+GPT_NEO |= {"attention_types": [[["global", "local"], 1]], "num_heads": 4}
+GPT_NEO |= {"architectures": ["GPTNeoForCausalLM"]}
 
 JOBS = {
     "bf16": {"precision": "bf16"},
@@ -97,11 +98,11 @@ def test_a_family_in_trainer_equals_its_twin_there(name):
 
 def test_a_model_type_without_rules_is_followed_and_the_report_says_so():
     followed()
-    budget = estimate(BLOOM, batch=2, block=32, precision="bf16", torch="2.11")
+    budget = estimate(GPT_NEO, batch=2, block=32, precision="bf16", torch="2.11")
 
-    layer = 64 * (192 + 64 + 256 + 256) + 192 + 64 + 256 + 64 + 4 * 64  # biases, two norms
-    assert budget.parameters.total == 500 * 64 + 128 + 2 * layer + 128
-    assert "bloom has no rules of its own" in budget.warnings[0]
+    layer = 64 * (192 + 64 + 256 + 256) + 64 + 256 + 64 + 4 * 64  # three biases, two norms
+    assert budget.parameters.total == (500 + 2048) * 64 + 2 * layer + 128
+    assert "gpt_neo has no rules of its own" in budget.warnings[0]
     assert not budget.not_modelled
 
 
@@ -164,11 +165,11 @@ def test_a_model_type_that_nobody_knows_is_refused():
 
 def test_what_transformers_rejects_is_an_error_that_says_why(tmp_path, capsys):
     pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text(json.dumps({**BLOOM, "n_head": "four"}))
+    (tmp_path / "config.json").write_text(json.dumps({**GPT_NEO, "num_heads": "four"}))
     assert main([str(tmp_path), "--batch", "1", "--block", "8"]) == 2
     error = capsys.readouterr().err
-    assert "transformers rejects this configuration of bloom" in error
-    assert "n_head" in error
+    assert "transformers rejects this configuration of gpt_neo" in error
+    assert "num_heads" in error
 
 
 @pytest.mark.parametrize(
@@ -187,12 +188,12 @@ def test_a_model_of_another_task_names_that_task_and_not_every_class(model_type,
 
 
 def test_without_torch_the_error_has_the_commands_that_work(tmp_path, monkeypatch, capsys):
-    (tmp_path / "config.json").write_text(json.dumps(BLOOM))
+    (tmp_path / "config.json").write_text(json.dumps(GPT_NEO))
     monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("torch_that_is_not_here",))
 
     assert main([str(tmp_path), "--batch", "1", "--block", "8"]) == 2
     error = capsys.readouterr().err
-    assert "model_type 'bloom' is not modelled" in error
+    assert "model_type 'gpt_neo' is not modelled" in error
     assert "pip install 'vrambudget[torch]'" in error
     assert f"vrambudget rehearse --gpu GPU {tmp_path / 'config.json'}" in error
 
@@ -345,4 +346,4 @@ def test_a_sweep_by_requested_bytes_is_refused_in_words():
     followed()
     pytest.importorskip("numpy")
     with pytest.raises(NotModelledError, match="one size at a time"):
-        sweep(BLOOM, batch=[1, 2], block=8, by="requested")
+        sweep(GPT_NEO, batch=[1, 2], block=8, by="requested")
