@@ -43,10 +43,7 @@ TAKEN: dict[str, Values] = {
 }
 """Keys that a type's class turns into others, as they are where nobody says them."""
 
-TIED: dict[str, dict[str, str]] = {
-    "deberta-v2": {"pooler_hidden_size": "hidden_size"},
-    "glm4_moe_lite": {"num_key_value_heads": "num_attention_heads"},  # latent attention
-}
+TIED: dict[str, dict[str, str]] = {"deberta-v2": {"pooler_hidden_size": "hidden_size"}}
 """Keys that are as large as another one, or the type's code fails."""
 
 
