@@ -146,6 +146,20 @@ def test_a_job_that_a_program_says_nothing_of_is_refused(fields, words, monkeypa
         estimate(model, batch=2, block=40, **fields)
 
 
+def test_trainers_count_of_labels_is_traced_where_it_was_not_recorded(monkeypatch):
+    """Its class divides the loss by num_items_in_batch, and the recording is of a plain loop."""
+    model = {"model_type": "persimmon", "hidden_size": 64, "num_attention_heads": 4}
+    model |= {"num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 300}
+    with monkeypatch.context() as patched:
+        patched.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
+        assert "recording" in estimate(model, batch=2, block=40).warnings[0]
+        with pytest.raises(NotModelledError, match="with num_items_in_batch was not recorded"):
+            estimate(model, batch=2, block=40, loop="trainer")
+
+    pytest.importorskip("transformers")
+    assert "traced" in estimate(model, batch=2, block=40, loop="trainer").warnings[0]
+
+
 @pytest.mark.parametrize("name", ["mbart", "plbart", "pegasus", "blenderbot", "biogpt"])
 def test_rows_longer_than_a_table_of_positions_are_refused(name):
     """Their tables have other names than BERT's; mBART's, PLBART's and BioGPT's two rows more."""

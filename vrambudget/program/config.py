@@ -22,7 +22,7 @@ from vrambudget.expressions import value as size_of
 from vrambudget.program.form import Program, Variant
 from vrambudget.program.generator import CALLS, Generator, GeneratorConfig
 from vrambudget.program.guards import check_guards, derive
-from vrambudget.program.jobs import has_experts, not_recorded
+from vrambudget.program.jobs import lacking, not_recorded
 from vrambudget.program.keys import TRACED, bound_keys, said_by, skipped_at_random, unknown_in
 from vrambudget.program.player import Played
 from vrambudget.program.reading import named_errors
@@ -190,7 +190,7 @@ class ProgramConfig(GeneratorConfig):
 
         Raises NotModelledError, with the first reason, where none was.
         """
-        job, refusal = self.job, None
+        job, refusal, nearest = self.job, None, None
         own_length = job is not None and job.target_len not in {None, job.block}
         if own_length and self.sound_shape is None and "target" not in self.first.sizes:
             raise NotModelledError(
@@ -205,9 +205,10 @@ class ProgramConfig(GeneratorConfig):
                 with self.named_errors():
                     return variant.program, self._sizes(variant.program)
             except NotModelledError as error:
-                refusal = refusal or error
-        assert refusal is not None  # noqa: S101 - there is a program
-        raise refusal
+                nearest = nearest or error
+        found = nearest or refusal
+        assert found is not None  # noqa: S101 - there is a program
+        raise found
 
     def named_errors(self) -> AbstractContextManager[None]:
         """Return what the program is simulated in."""
@@ -216,10 +217,8 @@ class ProgramConfig(GeneratorConfig):
     def _sizes(self, program: Program) -> dict[str, int]:
         """Return the sizes in a program. Raises NotModelledError where it is of another job."""
         job = self.job
-        if job is not None and job.lora_rank is not None and has_experts(program):
-            raise NotModelledError(
-                f"{self.model_type} with LoRA beside experts was not recorded", hint=TRACED
-            )
+        if job is not None and (wrong := lacking(program, job)):
+            raise NotModelledError(f"{self.model_type} {wrong} was not recorded", hint=TRACED)
         sizes = program.own_sizes() | bound_keys(program, self.keys)
         if job is None:
             return sizes

@@ -7,7 +7,7 @@ from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.config.settings import show
-from vrambudget.program.form import Program
+from vrambudget.program.form import COUNT, Program
 
 
 def not_recorded(
@@ -59,6 +59,16 @@ def not_recorded(
     return None
 
 
-def has_experts(program: Program) -> bool:
+def lacking(program: Program, job: Job) -> str | None:
+    """Return what of a job a program that was read has nothing for."""
+    takes_count = program.source.get("accepts_loss_kwargs") and job.mode == "train"
+    if takes_count and job.loop == "trainer" and COUNT not in (name for name, *_ in program.inputs):
+        return f"with {COUNT}"
+    return (
+        "with LoRA beside experts" if job.lora_rank is not None and _has_experts(program) else None
+    )
+
+
+def _has_experts(program: Program) -> bool:
     """Return whether experts' weights are parameters [experts, ...] of no linear layer."""
     return any(w == "weight" and len(v[2]) > 2 and "expert" in v[0] for w, v in program.built)  # noqa: PLR2004

@@ -132,7 +132,7 @@ class Prober:
 
         Return what it does without.
         """
-        if not self.base.facts["accepts_loss_kwargs"] or {"use_cache", "call"} & self._job.keys():
+        if not self.base.facts["accepts_loss_kwargs"] or "call" in self._job:
             return None
         job, plain = self._job, self.base
         self._job = {**job, "loop": "trainer"}
