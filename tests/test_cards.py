@@ -224,6 +224,8 @@ def test_the_parts_of_every_card_come_in_the_same_order():
         ("Qwen3_Embedding_0.6B", "qwen3-embedding-0.6b"),
         ("deit-base", "deit-base-patch16-224"),
         ("bigscience/bloomz-7b1", "bloom-7b1"),
+        ("BLOOMZ-7b1", "bloom-7b1"),
+        ("Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("EleutherAI/gpt-neo-1.3B", "gpt-neo-1.3b"),
     ],
 )
