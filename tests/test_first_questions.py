@@ -1,4 +1,4 @@
-"""Fifty-one first questions, each with the sentence that its answer begins with.
+"""Fifty-five first questions, each with the sentence that its answer begins with.
 
 What fits is held against rehearsals by `test_plans_rehearsed.py`; here the first line has to answer
 what was asked: one GPU first, and "does not fit" only of what was counted. One GPU of 8, 12, 16 or
@@ -38,6 +38,7 @@ QUESTIONS = {
     "llama-3.1-8b --block 512 --qlora --checkpointing full --gpu 12GB": FITS,
     "llama-3.1-8b --block 512 --qlora --checkpointing full --gpu 24GB": FITS,
     "gpt2 --batch 8 --block 1024": "PEAK: ",
+    "Meta-Llama-3.1-8B-Instruct --block 512 --gpu 24GB": NOT,
     "gpt2 --batch 2 --block 256 --parallel ddp --gpu 2xt4": FITS,
     "gpt2 --batch 2 --block 256 --parallel ddp --nodes 2 --gpu 2xt4": FITS,
     "llama-3.1-8b --block 256 --parallel ddp --gpu 4x24GB": NOT,
@@ -69,6 +70,7 @@ QUESTIONS = {
     ),
     "plan gpt2-xl --gpu 24GB --block 256 --batch 1 --goal full": TRAINS.format("gpt2-xl", RTX_4090),
     "plan llama-3.1-70b --gpu 12GB --block 512 --most 1": "does not fit on one " + RTX_3060,
+    "plan resnet50 --gpu 8GB --batch 8": TRAINS.format("resnet50", RTX_4060),
     "plan gpt2 --gpu 2xt4 --block 128 --batch 1 --goal full": "gpt2 trains on 2 x Tesla T4: ",
     # The largest.
     "fit gpt2 --block 1024 --gpu 12GB": "largest batch that fits: 5 (",
@@ -77,21 +79,23 @@ QUESTIONS = {
     "yolo11 --gpu 12GB": "error: there is no model 'yolo11'",
     "llama-3.1-8b:Q4_K_M --gpu 12GB": "error: 'llama-3.1-8b:Q4_K_M' is a GGUF file's",
     "gtp2 --gpu 12GB": "error: there is no model 'gtp2'",
-    "gpt2 --gpu rx-7900": "error: 'rx-7900' is no NVIDIA GPU",
+    "gpt2 --gpu rx-7900": "error: 'rx-7900' is not a known NVIDIA GPU",
+    "gpt2 --gpu mps": "error: 'mps' is not a known NVIDIA GPU",
+    "gpt2 --gpu h100x8": "error: 'h100x8' is not a known GPU",
     "gpt2 --gpu 8xh100": "error: ranks is 8, and nothing says how they share the work",
     "gpt2 --gpu 8xh100 --ranks 4 --parallel ddp": "error: gpu names 8 GPUs, and ranks is 4",
     "gpt2 --gpu 2x8xh100 --nodes 2 --parallel ddp": "error: --nodes 2 with --gpu 2x8xh100",
     "gpt2 --nodes 2": "error: --nodes says how many machines",
     "llama-3.1-8b --gpu 8xh100 --parallel pp=4": "error: parallel is 'pp=4', which takes 4 ranks",
     "plan gpt2 --gpu h100 --mode eval": "error: a plan is for training",
-    "plan gpt2 --gpu 2xh100 --per-step 3": "error: per_step is 3, which is no multiple of 2 GPUs",
+    "plan gpt2 --gpu 2xh100 --per-step 3": "error: per_step is 3, no multiple of 2 GPUs",
     "gpt2 --batch 0 --gpu 12GB": "error: batch is 0",
     "fit gpt2": "error: the following arguments are required: --gpu",
 }
 
 
-def test_there_are_fifty_one():
-    assert len(QUESTIONS) == 51
+def test_there_are_fifty_five():
+    assert len(QUESTIONS) == 55
 
 
 @pytest.mark.sampled(2)
@@ -113,10 +117,13 @@ def test_the_answer_begins_with(question, capsys):
         ("yolo11", "yolo11n"),
         ("llama-3.1-8b:Q4_K_M", "`vrambudget run llama-3.1-8b:Q4_K_M --gpu GPU`"),
         ("gtp2", "did you mean 'gpt2'?"),
+        ("stable-diffusion-xl", "there is sdxl;"),
+        ("gpt2 --gpu h100x8", "several GPUs are written 8xh100;"),
+        ("gpt2 --gpu kaggle", "2xt4"),
     ],
 )
 def test_an_unknown_name_says_which_door_is_open(name, door, capsys):
-    assert main([name, "--gpu", "12GB"]) == 2
+    assert main([*name.split(), *(() if "--gpu" in name else ("--gpu", "12GB"))]) == 2
     assert door in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import Recording, simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import Replay, replay_for, replay_on
+from vrambudget.training.inputs import row_text
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
@@ -107,13 +108,15 @@ def _full_at(scenario: Scenario, tape: Tape, full: OutOfMemory | None) -> FullAt
 
 
 def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dict[str, Any]:
-    """Return the job's fields, the steps that were replayed, and the kernel that sdpa takes.
+    """Return the job's fields, the steps that were replayed, and the kernel that sdpa selects.
 
     `transformers` is None where the model's code is no version's of it; the kernel is "none" where
-    no attention runs.
+    no attention runs; `inputs` are a row's, of a model that reads more than text.
     """
     job = scenario.job.model_dump(mode="json")
     job["steps"] = max(job["steps"], len(replayed.steps))
+    if row := row_text(scenario.config_of_job, scenario.job):
+        job["inputs"] = row
     if not scenario.config.checked_with:
         job["transformers"] = None
     if recording.draws is not None:

@@ -10,7 +10,6 @@ from typing import Any
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, add_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, working_on
-from vrambudget.config.fields.batches import OF_PIXELS
 from vrambudget.config.gpus import count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.source import find_model
@@ -21,6 +20,7 @@ from vrambudget.planning.fit import Fit, What, fit, margin_bytes
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.serving.options import ServeOptions
+from vrambudget.training.inputs import row_text
 from vrambudget.units import format_bytes
 
 _COLUMNS = [
@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
     if output == "json":
         text = json.dumps(asdict(found), indent=2)
     else:
-        of_images = scenario.job.task in OF_PIXELS and what == "batch"
-        columns = [each for each in _COLUMNS if not (of_images and each.key == "block")]
+        says_row = row_text(scenario.config_of_job, scenario.job) and what == "batch"
+        columns = [each for each in _COLUMNS if not (says_row and each.key == "block")]
         text = render_rows(columns, [asdict(point) for point in found.curve], output)
         if output != "csv":
             verdict = _verdict(found, what, scenario, margin)
@@ -187,11 +187,9 @@ def _verdict(found: Fit, what: What, scenario: Scenario, margin: int) -> str:
     if not size:
         return f"not even {what} 1 fits {where}"
     largest = {"batch": "largest batch", "block": "longest block"}[what]
-    length = f"block {found.block}" if job.task not in OF_PIXELS else ""
+    length = row_text(scenario.config_of_job, job) or f"at block {found.block}"
     if job.mode == "generate":
-        length = f"a prompt of {found.block - job.new:,} and {job.new:,} new tokens"
+        length = f"at a prompt of {found.block - job.new:,} and {job.new:,} new tokens"
         largest = {"block": "longest prompt and answer"}.get(what, largest)
-    elif job.image_size:
-        length = f"{job.image_size} x {job.image_size} pixels"
-    other = length if what == "batch" else f"batch {found.batch}"
-    return f"{largest} that fits: {size} ({f'at {other}, ' if other else ''}{where})"
+    other = length if what == "batch" else f"at batch {found.batch}"
+    return f"{largest} that fits: {size} ({other}, {where})"

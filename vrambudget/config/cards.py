@@ -35,7 +35,7 @@ _TUNED = re.compile("(instruct|chat|it|hf|base)$")
 _SIZE = r"((\.|(?<!\d))(\d+x)?\d[\d.]*[bmk]|a\d[\d.]*b|patch\d.*)"
 """What a name may leave out: "12b", "8x7b"; of a mixture what is active, "a3b"; "patch16-224"."""
 _MOST_BYTES = 2**20
-_SHOWN = 6  # names in a hint
+_SHOWN = 16  # names in a hint
 _FAMILY = re.compile(r"^([^\d]*)(?:(\d+)(?![\d.]*[bmkx]))?")
 """Of "llama-3.1-8b" the name and its version, 3; what counts parameters is no version."""
 _ALIKE = 0.8  # of two names' letters: "lama" and "llama", not "albert" and "bert"
@@ -109,7 +109,18 @@ def card_name(name: str) -> str | None:
         sizes = [known for known in card_names() if size.fullmatch(plain_name(known))]
         if plain and len(sizes) == 1:
             return sizes[0]
-    return None
+    return _by_repository().get(wanted) if wanted else None
+
+
+@cache
+def _by_repository(folder: str = "") -> dict[str, str]:
+    """Return the card's name by the last part of each of its hub ids, without separators."""
+    found: dict[str, str] = {}
+    for path in sorted((cards_folder() / folder).glob("*.toml")):
+        listed = re.search(r"^repositories = \[(.*?)\]", card_text(path), re.DOTALL | re.MULTILINE)
+        for last in re.findall(r'/([^"]+)"', listed[1] if listed else ""):
+            found.setdefault(plain_name(last), path.stem)
+    return found
 
 
 def picture_names() -> tuple[str, ...]:
@@ -126,9 +137,13 @@ def gguf_names() -> tuple[str, ...]:
 def near_names(name: str) -> str | None:
     """Return a hint with the cards that a name is the beginning of, or that look like it."""
     wanted, names = plain_name(name), (*card_names(), *picture_names())
-    begun = [known for known in names if wanted and plain_name(known).startswith(wanted)]
+    spelled = [(plain_name(known), known) for known in names] + [
+        *_by_repository("pictures").items()
+    ]
+    begun = sorted({known for plain, known in spelled if wanted and plain.startswith(wanted)})
     if begun:
-        return f"there {'are' if len(begun) > 1 else 'is'} {', '.join(begun[:_SHOWN])};"
+        more = f" and {len(begun) - _SHOWN} more" if len(begun) > _SHOWN else ""
+        return f"there {'are' if len(begun) > 1 else 'is'} {', '.join(begun[:_SHOWN])}{more};"
     kin = (known for known in names if _are_kin(name.lower(), known))
     return did_you_mean(name.lower(), kin)
 
@@ -140,11 +155,13 @@ def _are_kin(name: str, other: str) -> bool:
     """
     from difflib import SequenceMatcher  # noqa: PLC0415 - mistakes alone need it
 
-    (ours, version), (theirs, its_version) = (_FAMILY.findall(word)[0] for word in (name, other))
-    pairs = ((ours, theirs), (ours.split("-")[0], theirs.split("-")[0]))
+    (family, version), (other_family, other_version) = (
+        _FAMILY.findall(word)[0] for word in (name, other)
+    )
+    pairs = ((family, other_family), (family.split("-")[0], other_family.split("-")[0]))
     near = all(SequenceMatcher(None, *pair).ratio() > _ALIKE for pair in pairs)
-    slip = near or sorted(ours) == sorted(theirs)
-    return slip and (not version or not its_version or version == its_version)
+    slip = near or sorted(family) == sorted(other_family)
+    return slip and (not version or not other_version or version == other_version)
 
 
 def plain_name(name: str) -> str:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from vrambudget.budget import spare_bytes
 from vrambudget.config.architectures import limits_of
 from vrambudget.config.cuda_context import Kind, contexts, like
+from vrambudget.config.driver import ask_driver
 from vrambudget.config.gpu_table import GpuRow, gpu_rows
 from vrambudget.config.old_torch import is_old
 from vrambudget.config.settings import show
@@ -52,13 +53,29 @@ SOLD_AS = {
 _NOISE = frozenset({"nvidia", "geforce", "tesla", "quadro", "gpu", "graphics", "gb", "gib"})
 # Words of other makers' products.
 _OTHER_VENDORS = frozenset(
-    {"amd", "radeon", "rx", "instinct", "mi", "apple", "m", "mps", "intel", "arc", "gaudi", "tpu"}
+    {
+        "amd",
+        "radeon",
+        "rx",
+        "instinct",
+        "mi",
+        "apple",
+        "m",
+        "mps",
+        "intel",
+        "arc",
+        "gaudi",
+        "tpu",
+        "cpu",
+    }
 )
 _WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|[rg]tx|ti(?!tan)|[a-z]+|\d+")
 _SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
 _SEVERAL = re.compile(
     r"\s*(?:([1-9]\d{0,3})\s*[x\u00d7*]\s*)?([1-9]\d{0,5})\s*[x\u00d7*]\s*(\S.*)", re.IGNORECASE
 )
+_COUNT_LAST = re.compile(r"(.*\d\S*?)\s*[x*:]\s*(\d{1,4})")  # "h100x8"
+_HOSTS = {"colab": "a t4, or an l4 or a100-40gb that costs", "kaggle": "2xt4 or a p100"}
 _EXACT = re.compile(r"\s*[+-]?([\d.]+|nan|inf)\s*[kmgt]?i?b\s*", re.IGNORECASE)
 
 
@@ -193,19 +210,22 @@ def _by_name(text: str) -> Gpu:
     rows = [row for row in gpu_rows() if _is_spelling_of(asked, row)]
     if not rows and asked & _OTHER_VENDORS:
         raise VramBudgetError(
-            f"{text!r} is no NVIDIA GPU that is known here: only NVIDIA's are modelled,"
-            " with PyTorch's CUDA build",
+            f"{text!r} is not a known NVIDIA GPU: PyTorch's jobs are modelled on NVIDIA GPUs alone",
             where="gpu",
-            hint="`vrambudget run MODEL --gpu` takes others for GGUF files; `vrambudget gpus` lists"
-            " NVIDIA's; write a size, such as 24GiB, for its memory on one",
+            hint="`vrambudget run MODEL --gpu GPU` answers for GGUF files on others; `vrambudget"
+            " gpus` lists NVIDIA's; a size, such as 24GiB, is an NVIDIA GPU with so much memory",
         )
     if not rows:
         asked_for = text.strip().lower()
         hint = did_you_mean(asked_for, [row.key for row in gpu_rows()])
         if whole_number(asked_for) in SOLD_AS:
             hint = f"a GPU sold with that memory is '{asked_for}GB';"
+        elif several := _COUNT_LAST.fullmatch(asked_for):
+            hint = f"several GPUs are written {several[2]}x{several[1]};"
+        elif asked_for in _HOSTS:
+            hint = f"it has {_HOSTS[asked_for]};"
         raise VramBudgetError(
-            f"{text!r} is not a GPU of the table",
+            f"{text!r} is not a known GPU",
             where="gpu",
             hint=f"{hint or 'write its memory, such as 11.69GiB;'} `vrambudget gpus` lists all",
         )
@@ -281,50 +301,5 @@ def gpu_with_free(name: str, capability: tuple[int, int], free_bytes: int, *, so
 
 
 def _local_gpu() -> Gpu:
-    name, free_bytes, capability = _ask_driver()
+    name, free_bytes, capability = ask_driver()
     return gpu_with_free(name, capability, free_bytes, source="NVML: free at the moment")
-
-
-def _ask_driver() -> tuple[str, int, tuple[int, int]]:
-    """Return name, free bytes and compute capability of GPU 0, or raise VramBudgetError."""
-    try:
-        import pynvml  # noqa: PLC0415  # an optional extra, needed by 'auto' alone
-    except ImportError:
-        return _ask_its_tool()
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        name = pynvml.nvmlDeviceGetName(handle)
-        free_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    except pynvml.NVMLError as error:
-        raise VramBudgetError(
-            f"'auto' found no NVIDIA GPU on this machine ({error})",
-            where="gpu",
-            hint="name the GPU: `vrambudget gpus` lists them",
-        ) from error
-    return (name.decode() if isinstance(name, bytes) else str(name)), free_bytes, (major, minor)
-
-
-def _ask_its_tool() -> tuple[str, int, tuple[int, int]]:
-    """Return the same, said by the tool that comes with the driver."""
-    import subprocess  # noqa: PLC0415 - needed by 'auto' alone
-
-    asked = ["--id=0", "--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.run(  # noqa: S603 - no shell
-            ["nvidia-smi", *asked],  # noqa: S607 - wherever the driver has put it
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=20,
-        ).stdout
-        name, free_mib, capability = said.strip().rsplit(", ", 2)
-        major, minor = map(int, capability.split("."))
-        return name, int(free_mib) << 20, (major, minor)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise VramBudgetError(
-            "'auto' asks the NVIDIA driver through nvidia-smi or nvidia-ml-py; neither answers",
-            where="gpu",
-            hint="name the GPU: `vrambudget gpus` lists them; `run --gpu none` needs none",
-        ) from error

@@ -29,6 +29,7 @@ from vrambudget.planning.layouts import GOALS, Goal
 from vrambudget.planning.multi_gpu import Planner, fewest
 from vrambudget.planning.recipes import Recipe, Trained, recipes
 from vrambudget.scenario import Scenario, resolve
+from vrambudget.training.inputs import row_text
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
@@ -82,6 +83,8 @@ class Plan:
     not_considered: tuple[str, ...] = ()
     any_modelled: bool = True  # whether any layout of several GPUs was
     margin_bytes: int = 0
+    offload: bool = False  # whether shards in main memory were tried, too
+    inputs: str = ""  # a row of what the model reads, if it reads more than text
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -159,8 +162,7 @@ def plan_for(scenario: Scenario, wish: Wish, progress: Callable[[], object] = la
     """
     _check(scenario, wish)
     assert scenario.gpu is not None  # noqa: S101 - checked
-    others, left_out = tuple[Alternative, ...](), tuple[str, ...]()
-    planner = None
+    others, left_out, planner = tuple[Alternative, ...](), tuple[str, ...](), None
     if scenario.job.compile:
         choices, left_out = _compiled(scenario, wish, progress)
         gpus, wish = len(choices[:1]), replace(wish, most=1)
@@ -182,6 +184,8 @@ def plan_for(scenario: Scenario, wish: Wish, progress: Callable[[], object] = la
         not_considered=planner.not_considered() if planner else (),
         any_modelled=planner is None or any(planner.modelled_layouts),
         margin_bytes=wish.margin_bytes,
+        offload=wish.offload,
+        inputs=row_text(scenario.config_of_job, scenario.job),
     )
 
 
@@ -196,13 +200,12 @@ def _eager(
     alone = _alone(scenario, wish, progress) if wish.gpus is None else []
     if alone:
         return 1, [of_recipe(scenario, recipe) for recipe in alone], (), None
-    others = tuple[Alternative, ...]()
-    if wish.gpus is None:
-        others = tuple(alternatives(scenario, wish, progress, alone=True))
-        if not others and wish.goal == "lora":
-            in_4bit = replace(wish, goal="qlora")
-            others = _best_alone(scenario, in_4bit, progress)
-            others = others or tuple(alternatives(scenario, in_4bit, progress, alone=True))
+    is_one = wish.gpus is None
+    others = tuple(alternatives(scenario, wish, progress, alone=True)) if is_one else ()
+    if is_one and not others and wish.goal == "lora":
+        in_4bit = replace(wish, goal="qlora")
+        others = _best_alone(scenario, in_4bit, progress)
+        others = others or tuple(alternatives(scenario, in_4bit, progress, alone=True))
     if others and wish.goal in {"any", "lora"}:
         return 0, [], others, None
     planner = Planner(scenario, wish, progress)
@@ -290,15 +293,12 @@ def _together(planner: Planner, wish: Wish) -> tuple[int, list[Choice]]:
         gpus = fewest(planner, wish.most)
         if gpus and wish.per_step is not None:
             raise VramBudgetError(
-                f"one GPU does not, and per_step divides the step of a known number of GPUs; {gpus}"
-                " would do",
+                f"per_step divides the step of a known number of GPUs: one is too few, {gpus} fit",
                 hint=f"count them, for example --gpu {gpus}xh100, or leave per_step out",
             )
         return gpus, planner.choices(gpus) if gpus else []
     if wish.per_step is not None and wish.per_step % wish.gpus:
-        raise VramBudgetError(
-            f"per_step is {wish.per_step}, which is no multiple of {wish.gpus} GPUs"
-        )
+        raise VramBudgetError(f"per_step is {wish.per_step}, no multiple of {wish.gpus} GPUs")
     choices = planner.largest(wish.gpus)
     return (wish.gpus if choices else 0), choices
 

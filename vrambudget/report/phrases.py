@@ -11,7 +11,6 @@ from typing import Any
 
 from vrambudget.budget import Budget, Device, RankPeak, Several
 from vrambudget.config.fields.adapters import ALL_LINEAR
-from vrambudget.config.fields.batches import OF_PIXELS
 from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.config.loops import TRAINERS
 from vrambudget.report.ledger import Ledger
@@ -114,9 +113,8 @@ def _of_step(job: Mapping[str, Any]) -> list[str]:
 def _lengths(job: Mapping[str, Any]) -> list[str]:
     if job["mode"] != "generate":
         shortest = f"{job['shortest']} to " if job.get("shortest") else ""
-        has_tokens = job.get("attention_kernel") != "none" and job.get("task") not in OF_PIXELS
-        lengths = [f"block {shortest}{job['block']}"] if has_tokens else []
-        return [*lengths, job["mode"], *_of_forward(job)]
+        row = job.get("inputs") or f"block {shortest}{job['block']}"
+        return [row, job["mode"], *_of_forward(job)]
     how = "sampled" if job["sample"] else "greedy"
     how = f"{job['num_beams']} beams" if job["num_beams"] > 1 else how
     words = [f"a prompt of {job['prompt']} tokens", f"generate {job['new']} more ({how})"]

@@ -79,10 +79,11 @@ def _tables(found: Plan) -> Iterator[tuple[list[Column], Sequence[Choice]]]:
 def _columns(choices: Sequence[Choice], found: Plan) -> list[Column]:
     """Return the columns of one GPU's recipes, or of layouts: those that say something."""
     if choices[0].gpus == 1:
-        return _RECIPES
+        return [each for each in _RECIPES if each is not _TOKENS or not found.inputs]
     uses_host = any(choice.host_bytes for choice in choices)
     layouts = _LAYOUTS if uses_host else _LAYOUTS[:-1]
-    return layouts if choices[0] in found.choices else [layouts[0], _TOKENS, *layouts[1:]]
+    says_row = found.inputs or choices[0] in found.choices
+    return layouts if says_row else [layouts[0], _TOKENS, *layouts[1:]]
 
 
 def _row(choice: Choice, found: Plan) -> dict[str, Any]:
@@ -123,9 +124,9 @@ def headline(found: Plan) -> str:
 
 
 def _one(found: Plan, choice: Choice) -> str:
-    tokens = choice.fields.get("block", found.block)
+    row = found.inputs or f"{choice.fields.get('block', found.block):,} tokens a sequence"
     per_gpu = " per GPU" if choice.gpus > 1 else ""
-    each = f"batch {choice.fields.get('batch', 1)}{per_gpu}, {tokens:,} tokens a sequence"
+    each = f"batch {choice.fields.get('batch', 1)}{per_gpu}, {row}"
     gpus = f"{_gpus(found, choice.gpus)} ({format_bytes(found.capacity_bytes)})"
     return f"{found.model} trains on {gpus}: {choice.layout}; {each}"
 
@@ -136,10 +137,11 @@ def _of_several(found: Plan) -> str:
         return _nothing(found)
     best = found.choices[0]
     does = "trains on" if found.counted else "needs"
-    as_asked = f", for {found.block:,} tokens a sequence" if found.alternatives else ""
+    row = found.inputs or f"{found.block:,} tokens a sequence"
+    as_asked = f", for {row}" if found.alternatives else ""
     return (
         f"{found.model} {does} {_gpus(found, found.gpus)}{as_asked}: {best.layout};"
-        f" batch {best.fields.get('batch', 1)} per GPU, {found.block:,} tokens a sequence"
+        f" batch {best.fields.get('batch', 1)} per GPU, {row}"
     )
 
 
@@ -150,13 +152,14 @@ def _nothing(found: Plan) -> str:
     changed = "loop" in fields and fields.get("block", found.block) == found.block
     loop = " in a plain PyTorch loop" if changed else ""
     if first and first.gpus == 1 and not found.counted and found.goal in {"any", "lora"}:
-        more = ", or let --goal full find how many train all weights"
+        more = ", or add --goal full to see how many train all weights"
         return (
-            f"{found.block:,} tokens{loop}{' with lora' if found.goal == 'lora' else ''} take more"
-            f" than one GPU: name several (--gpu 2x24GB){more if found.goal == 'any' else ''}"
+            f"{found.block:,} tokens{loop}{' with lora' if found.goal == 'lora' else ''} need more"
+            f" than one such GPU: name several (--gpu 2xGPU){more if found.goal == 'any' else ''}"
         )
-    at = f"{found.model} at {found.block:,} tokens a sequence{loop}"
-    where = _gpus(found, found.most)
+    at = f"{found.model} at {found.inputs or f'{found.block:,} tokens a sequence'}{loop}"
+    up_to = "up to " if found.most > 1 and not found.counted else ""
+    where = f"{up_to}{_gpus(found, found.most)}"
     if not found.not_considered:
         return f"does not fit on {where}: {at}"
     if not found.any_modelled:
@@ -197,8 +200,9 @@ def _left_out(found: Plan) -> list[str]:
 def _notes(found: Plan) -> list[str]:
     shown = [*(each.choice for each in found.alternatives), *found.choices]
     if not shown:
-        more = "how many GPUs it takes: leave their number out of --gpu; in main memory: --offload"
-        return ["", more] if found.counted else []
+        more = "" if found.offload else "; --offload tries shards in main memory, too"
+        fewest = "leave the number out of --gpu to see how many GPUs it takes"
+        return ["", f"{fewest}{more}"] if found.counted else []
     notes = []
     if several := [choice for choice in shown if choice.gpus > 1]:
         nccl = format_bytes(several[0].nccl_bytes)

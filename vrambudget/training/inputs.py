@@ -78,6 +78,15 @@ def inputs_for(config: ModelConfig, job: Job, *, batch: int | None = None) -> di
     return dict(own) if own else _of_text(job, batch)
 
 
+def row_text(config: ModelConfig, job: Job) -> str:
+    """Return what a row of a model's own inputs is, "pixel_values 3 x 224 x 224"; "" of text."""
+    own = config.own_inputs(job) or {}
+    rows = {name: " x ".join(map(str, x.shape[1:])) for name, x in own.items()}
+    return ", ".join(
+        row if name.isdigit() else f"{name} {row}" for name, row in rows.items() if row
+    )
+
+
 def batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:
     """Return what a loop feeds, batch by batch: one where all are identical."""
     passes = job.steps * (job.grad_accum if job.mode == "train" else 1)
