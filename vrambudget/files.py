@@ -26,17 +26,17 @@ RESULT_BYTES = 2**32
 
 
 def csv_beside(module: str, name: str) -> list[dict[str, str]]:
-    """Return the lines of a CSV of ours that lies beside a module; the first names the columns."""
+    """Return the lines of a CSV that lies beside a module; the first names the columns."""
     return list(csv.DictReader(text_beside(module, name).splitlines()))
 
 
 def toml_beside(module: str, name: str) -> dict[str, Any]:
-    """Return a TOML file of ours that lies beside a module."""
+    """Return a TOML file that lies beside a module."""
     return tomllib.loads(text_beside(module, name))
 
 
 def text_beside(module: str, name: str) -> str:
-    """Return the text of a file of ours that lies beside a module."""
+    """Return the text of a file that lies beside a module."""
     return (Path(module).parent / name).read_text(encoding="utf-8")
 
 

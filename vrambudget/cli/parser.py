@@ -235,9 +235,9 @@ def _command_of(argv: Sequence[str]) -> tuple[str, str, Sequence[str]]:
 
 
 def _in_own_words(words: Sequence[str], own: Collection[str]) -> Sequence[str]:
-    """Return the words with other tools' options as ours; their tables are loaded for one alone."""
-    theirs = (word for word in words if word.startswith("-") or "=" in word)
-    if all(word.partition("=")[0] in own for word in theirs):
+    """Return the words with other tools' options translated; their tables are loaded for one."""
+    options = (word for word in words if word.startswith("-") or "=" in word)
+    if all(word.partition("=")[0] in own for word in options):
         return words
     from vrambudget.cli.spellings import translated  # noqa: PLC0415
 

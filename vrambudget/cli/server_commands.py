@@ -24,7 +24,7 @@ _OF_A_MODEL = frozenset({"-m", "--model", "--model-path", "-hf", "-hfr", "--hf-r
 
 
 def in_our_words(argv: Sequence[str]) -> Sequence[str]:
-    """Return a command that starts a server as ours, any other as it is."""
+    """Return a command that starts a server as vrambudget's, any other as it is."""
     words = argv[1:] if argv[0] in {"run", "serve"} else argv
     for length in (3, 2, 1):
         typed = " ".join(words[:length])

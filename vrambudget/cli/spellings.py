@@ -1,4 +1,4 @@
-"""Other tools' words for a job: TrainingArguments', PEFT's, TRL's options, as ours.
+"""Other tools' words for a job: TrainingArguments', PEFT's, TRL's options, as vrambudget's.
 
     --per_device_train_batch_size 4     --batch 4
     --gradient-checkpointing            --checkpointing full
@@ -44,7 +44,7 @@ _RUNS_IT = f"{_OTHERWISE}; `vrambudget rehearse --gpu GPU --"
 def translated(
     words: Sequence[str], own: Collection[str], say: Callable[[str], None] = lambda _: None
 ) -> list[str]:
-    """Return the words with foreign options as ours; `own` are the options that a command has.
+    """Return the words with foreign options translated; `own` are those that a command has.
 
     What decides no memory is left out, and said. Raises VramBudgetError for a value of a foreign
     option that means nothing here, NotModelledError for what has no rules.
@@ -72,7 +72,7 @@ class _Reading:
         self._assumed: dict[str, Any] = {}
 
     def read(self, words: Sequence[str]) -> list[str]:
-        """Return the words as ours, with what foreign ones stand for at the end."""
+        """Return the words as vrambudget's, with what foreign ones stand for at the end."""
         given, left = list[str](), deque(words)
         while left:
             word = left.popleft()

@@ -5,7 +5,7 @@
     asked.py       whether a job is compiled; imports nothing else here
     simulated.py   a job, simulated; twice where padding decides
     cache.py       what was compiled once, kept
-    process.py     functions called in a process of their own: what ends that one does not end ours
+    process.py     functions called in a process of their own: what ends that one does not end this
     private.py     PyTorch's private names that all this takes, looked up at once
     findings.py    what the compiler reported, for the report
     python_ops.py  operations whose C++ asks what only a GPU could answer

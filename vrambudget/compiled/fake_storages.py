@@ -124,12 +124,12 @@ class GpuMode(FakeTensorMode):
             dtype = DTYPE.get(x.dtype)  # random states are of a type of their own
             content = None if dtype is None else (tuple(x.shape), dtype)
             nbytes = storage.nbytes() if nbytes is None else nbytes
-            ours = Storage(context.tape, nbytes, context.purpose, context.operation, content)
-            self._bind(storage, ours)
+            on_tape = Storage(context.tape, nbytes, context.purpose, context.operation, content)
+            self._bind(storage, on_tape)
 
-    def _bind(self, storage: Any, ours: Storage) -> None:
+    def _bind(self, storage: Any, on_tape: Storage) -> None:
         key, storages = storage._cdata, self._storages
-        storages[key] = (weakref.ref(storage, lambda _: storages.pop(key)), ours)
+        storages[key] = (weakref.ref(storage, lambda _: storages.pop(key)), on_tape)
 
     def _adds_in_place(self, args: Any) -> bool:
         x = args[0]
@@ -175,8 +175,8 @@ class GpuMode(FakeTensorMode):
     def alive_since(self, first: int) -> list[int]:
         """Return the storages from number `first` on that live."""
         tape = context.tape  # what is empty is on none
-        found = [ours for _, ours in self._storages.values() if ours.tape is tape]
-        return [ours.index for ours in found if ours.index >= first]
+        found = [on_tape for _, on_tape in self._storages.values() if on_tape.tape is tape]
+        return [on_tape.index for on_tape in found if on_tape.index >= first]
 
 
 def is_empty(x: Any) -> bool:

@@ -86,18 +86,18 @@ class Compiled(TorchModule):
 
     def __init__(self, module: torch.nn.Module, mode: GpuMode, loss: Loss, *, pads: bool) -> None:
         self._module, self._mode, self._loss, self._pads = module, mode, loss, pads
-        self._ours: dict[int, Parameter] = {}
+        self._engine_parameters: dict[int, Parameter] = {}
         shadow(self, self._module, self._parameter_of)
         self._compiled: Callable[..., Any] | None = None
         self._evaluates_eagerly = False
 
     def _parameter_of(self, weight: torch.Tensor) -> Parameter:
         """Return the engine's parameter of a fake one, the same each time."""
-        found = self._ours.get(id(weight))
+        found = self._engine_parameters.get(id(weight))
         if found is None:
             v = self._mode.tensor_of(weight)
             v.requires_grad = weight.requires_grad
-            found = self._ours[id(weight)] = as_parameter(v)
+            found = self._engine_parameters[id(weight)] = as_parameter(v)
         return found
 
     def adapt(self, job: Job) -> None:
@@ -119,7 +119,7 @@ class Compiled(TorchModule):
             self._module = with_lora(self._module, job)
         for name in [name for name, value in vars(self).items() if isinstance(value, Module)]:
             delattr(self, name)
-        self._ours.clear()
+        self._engine_parameters.clear()
         shadow(self, self._module, self._parameter_of)
 
     def forward(self, **batch: Tensor) -> Outputs:
@@ -139,9 +139,11 @@ class Compiled(TorchModule):
             self._mode.tensor_of(x) for x in tensors if x is not loss and x is not logits
         )
         self._say_purposes(first, logits)
-        ours = self._mode.tensor_of(logits)
+        engine_logits = self._mode.tensor_of(logits)
         if not context.grad_enabled:
-            return Outputs(ours if loss is None else self._mode.tensor_of(loss), ours, others)
+            return Outputs(
+                engine_logits if loss is None else self._mode.tensor_of(loss), engine_logits, others
+            )
         trained = [(w, self._parameter_of(w)) for w in weights if w.requires_grad]
         result = self._mode.tensor_of(loss)
         if trained:
@@ -149,7 +151,7 @@ class Compiled(TorchModule):
             result.node = Node("compiled", context.sequence, (), (), None)
             result.node.part = Graph(self._mode, loss, trained)
             context.sequence += 1
-        return Outputs(result, ours, others)
+        return Outputs(result, engine_logits, others)
 
     def _called(self, batch: Mapping[str, Tensor]) -> tuple[Any, Any]:
         """Return outputs and loss. Raises NotModelledError where PyTorch's code itself fails."""

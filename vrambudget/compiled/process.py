@@ -1,4 +1,4 @@
-"""A function called in a process of its own: what ends that one does not end ours.
+"""A function called in a process of its own: what ends that one does not end this one.
 
 PyTorch's compiler runs C++ on tensors that its authors did not mean to be compiled without a GPU,
 and a process that compiled two dozen models was once ended by glibc. So each job has a fresh

@@ -2,7 +2,7 @@
 
 Without a driver it does not name engines that use cuBLASLt, which a few convolutions take, most of
 them over single pixels. Stubs have to be loaded before the real libraries, which PyTorch loads.
-The process reads what is asked from a socket, and ends with ours.
+The process reads what is asked from a socket, and ends with this one.
 """
 
 import os
@@ -31,9 +31,13 @@ def ask_apart(*question: object) -> Any:
 
 @cache
 def _started(_pid: int) -> tuple[Connection, Popen[bytes]]:
-    ours, its = Pipe()
+    parent_end, child_end = Pipe()
     command = [sys.executable, "-c", _ANSWER, *sys.path]
-    with its:  # the session is its own: interrupts are for us
-        return ours, Popen(  # noqa: S603 - our own words
-            command, stdin=its.fileno(), stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+    with child_end:  # the session is its own: interrupts are for us
+        return parent_end, Popen(  # noqa: S603 - our own words
+            command,
+            stdin=child_end.fileno(),
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            start_new_session=True,
         )

@@ -164,7 +164,7 @@ def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Ite
         collecting, lost, hook = gc.isenabled(), list[Any](), sys.unraisablehook
         try:  # a handler may raise after any call
             _recording = True
-            sys.unraisablehook = lambda it: (lost.append if _is_ours(it) else hook)(it)
+            sys.unraisablehook = lambda it: (lost.append if _is_raised_here(it) else hook)(it)
             gc.disable()
             tape = Tape()
             context.reset(tape, platform, options)
@@ -182,7 +182,7 @@ def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Ite
                 raise lost[0].exc_value
 
 
-def _is_ours(dropped: Any) -> bool:
+def _is_raised_here(dropped: Any) -> bool:
     """Return whether what Python drops came up in a `__del__` here, or is no error at all."""
     module = str(getattr(dropped.object, "__module__", ""))
     return module.startswith("vrambudget.") or not isinstance(dropped.exc_value, Exception)

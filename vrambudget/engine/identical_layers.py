@@ -184,8 +184,8 @@ class _Pass:
         if self.calls and len({x.node is None for x in xs}) > 1:
             return False
         before = self.calls[-1].outputs if self.calls else ()
-        ours = sorted((x.storage.index, x.shape) for x in xs)
-        return not before or ours == sorted((x.index, x.shape) for x in before)
+        given = sorted((x.storage.index, x.shape) for x in xs)
+        return not before or given == sorted((x.index, x.shape) for x in before)
 
     def _hooks(self, layer: Layer, filled: FilledByLayers | None) -> LayerHooks | None:
         """Return what runs around a layer, or holds what it changes of what was filled before."""

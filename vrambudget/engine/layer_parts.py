@@ -211,15 +211,15 @@ class BackwardPart:
 
         tape.events += self.named.replayed(self.first + shift, index_of)
         self._leave_around(call, values, shift)
-        for ours, theirs in zip(call.parameters, source.parameters, strict=True):
-            given = theirs.grad if theirs.grad and theirs.grad.storage.index >= self.first else None
+        for copy, traced in zip(call.parameters, source.parameters, strict=True):
+            given = traced.grad if traced.grad and traced.grad.storage.index >= self.first else None
             if given is not None:
-                if ours.grad is not None:
+                if copy.grad is not None:
                     raise CannotRepeatError
-                ours.grad = Like.of(given).replayed(tape, shift)
+                copy.grad = Like.of(given).replayed(tape, shift)
         assert source.end is not None  # noqa: S101 - it is a traced call's
-        for ours_in, theirs_in in zip(call.inputs, source.inputs, strict=True):
-            tape.purposes[ours_in] = tape.purposes[theirs_in]
+        for own_input, source_input in zip(call.inputs, source.inputs, strict=True):
+            tape.purposes[own_input] = tape.purposes[source_input]
         stop = forward + source.end.storage - source.begin.storage
         tape.purposes[forward:stop] = tape.purposes[source.begin.storage : source.end.storage]
         return self._passed(gradients, shift)

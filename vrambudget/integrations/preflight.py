@@ -211,16 +211,16 @@ def _merged(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
-    """Return the scenario with the live model's frozen parts, once its parameters are ours."""
+    """Return the scenario with the live model's frozen parts, if it has the expected parameters."""
     assert scenario.job.task is not None  # noqa: S101 - resolved
     with recording(scenario.platform):
         model = scenario.config_of_job.build(scenario.job.task)
         own = model.named_parameters()
-        ours = [(name, tuple(p.shape), p.requires_grad) for name, p in own.items()]
+        expected = [(name, tuple(p.shape), p.requires_grad) for name, p in own.items()]
         del model, own
-    shapes, theirs = [shape for _, shape, _ in ours], live.parameters
-    if len(shapes) != len(theirs) or not all(
-        their.is_of(shape) for shape, their in zip(shapes, theirs, strict=True)
+    shapes, actual = [shape for _, shape, _ in expected], live.parameters
+    if len(shapes) != len(actual) or not all(
+        parameter.is_of(shape) for shape, parameter in zip(shapes, actual, strict=True)
     ):
         raise NotModelledError(
             "the model's parameters are not those of its configuration",
@@ -229,7 +229,7 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
         )
     if scenario.job.lora_rank is not None:
         return scenario
-    pairs = list(zip(ours, live.parameters, strict=True))
+    pairs = list(zip(expected, live.parameters, strict=True))
     # what the model's own code freezes is neither
     frozen = [name for (name, _, trains), p in pairs if trains and not p.trained]
     trained = [name for (name, _, _), p in pairs if p.trained]

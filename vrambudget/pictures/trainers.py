@@ -139,14 +139,14 @@ def _translated(
 ) -> RunFile:
     """Return what keys say; the trainer's own defaults hold where they are silent."""
     known, silent = trainer.known, trainer.own["silent"]
-    ours, missing = dict[str, Any](), list[str]()
+    defaulted, missing = dict[str, Any](), list[str]()
     for key in known.table:
         if key in silent and key not in keys and not (without and key.startswith(without)):
             found: Any = known.table[key].translate(silent[key])
-            ours |= found.fields
+            defaulted |= found.fields
             missing += [found.uncounted] if found.uncounted else []
     ordered = {key: keys[key] for key in known.table if key in keys}
-    run = read_foreign({**ordered, **keys}, replace(known, defaults={**ours, **said}), where)
+    run = read_foreign({**ordered, **keys}, replace(known, defaults={**defaulted, **said}), where)
     return replace(run, uncounted=(*run.uncounted, *missing))
 
 

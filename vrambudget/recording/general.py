@@ -149,18 +149,18 @@ def _lies(v: Tensor, others: list[tuple[str, Tensor]]) -> Lies:
     """Return a result's strides, and what else they may be: an operand's, or of one like it."""
     own, found = v.actual_strides(), list[str]()
     for name, x in others:
-        theirs = x.actual_strides()
+        strides = x.actual_strides()
         if x.shape == v.shape:
             like = None if x.strides is None else _dense_strides(x.shape, x.strides)
             if Tensor(x.shape, x.dtype, x.storage, like).actual_strides() == own:
                 found.append(f"like {name}")
-            if theirs == own:
+            if strides == own:
                 found.append(f"as {name}")
-        elif len(x.shape) == len(v.shape) and v.storage is x.storage and theirs == own:
+        elif len(x.shape) == len(v.shape) and v.storage is x.storage and strides == own:
             found.append(f"as {name}")
         if len(x.shape) == len(v.shape) + 1 and v.storage is x.storage:
-            for k in range(len(theirs)):
-                rest = (*theirs[:k], *theirs[k + 1 :]), (*x.shape[:k], *x.shape[k + 1 :])
+            for k in range(len(strides)):
+                rest = (*strides[:k], *strides[k + 1 :]), (*x.shape[:k], *x.shape[k + 1 :])
                 if rest == (own, v.shape):
                     found.append(f"drop {name} {k}")
     return Lies(None if v.strides is None else list(v.strides), found)

@@ -1,7 +1,7 @@
 """Run the user's command with the stub libraries in its environment, and see it off.
 
 The command runs below a supervisor (`supervisor`), in a session of its own; nothing of it outlives
-the call, whatever it starts and however we end. Its output and its input are ours, untouched.
+the call, whatever it starts and however we end. It inherits input and output, untouched.
 SIGINT, SIGTERM and SIGHUP that come to us are handed on; a command that does not end in time
 afterwards is asked for its records, and killed.
 """
@@ -125,8 +125,8 @@ def run(
     """Run the command to its end and return how it ended; `watch` is called now and then.
 
     `python_path` is one more folder from which its Python imports. `base`: the environment without
-    what a rehearsal puts into it, ours by default. `lines` reads the command's output, which goes
-    on to ours; once it returns True the command is ended as by Ctrl-C.
+    what a rehearsal puts into it, this process's by default. `lines` reads the command's output,
+    which goes on to this process's; once it returns True the command is ended as by Ctrl-C.
     """
     output = subprocess.DEVNULL if quiet else None
     reader = None if lines is None else Reader(lines, quiet=quiet)

@@ -49,17 +49,17 @@ def repeats(tape: Tape, before: TapePlace, here: TapePlace, end: TapePlace) -> b
     middle, stop = here.storage, end.storage
     if any(x[before.storage : middle] != x[middle:stop] for x in columns):
         return False
-    ours, theirs = _not_replayed_twice(tape, before, here, end)
+    earlier, later = _not_replayed_twice(tape, before, here, end)
     first = before.storage
-    found = sorted(i for i in died_in(ours, is_fast=tape.is_fast) if i < first)
-    left = sorted(i for i in died_in(theirs, is_fast=tape.is_fast) if i < middle)
+    found = sorted(i for i in died_in(earlier, is_fast=tape.is_fast) if i < first)
+    left = sorted(i for i in died_in(later, is_fast=tape.is_fast) if i < middle)
     if len(found) != len(left) or (left and left[0] < first):
         return False
     moved = dict(zip(found, left, strict=True))
     if any(x[old] != x[new] for old, new in moved.items() for x in columns):
         return False
-    expected = renamed(ours, shift, first, moved, is_fast=tape.is_fast)
-    return expected == theirs or _in_order(expected) == _in_order(theirs)
+    expected = renamed(earlier, shift, first, moved, is_fast=tape.is_fast)
+    return expected == later or _in_order(expected) == _in_order(later)
 
 
 def _not_replayed_twice(
@@ -67,14 +67,14 @@ def _not_replayed_twice(
 ) -> tuple[list[int], list[int]]:
     """Return the events of both parts, without what was replayed in both from one source."""
     period, shift = here.event - before.event, here.storage - before.storage
-    ours, theirs = (
+    earlier, later = (
         tape.replayed[before.replayed : here.replayed],
         tape.replayed[here.replayed : end.replayed],
     )
-    expected = [(a + period, b + period, c, d + shift, e + shift) for a, b, c, d, e in ours]
-    if expected != theirs:
-        ours = theirs = []
-    return _without(tape, before, here, ours), _without(tape, here, end, theirs)
+    expected = [(a + period, b + period, c, d + shift, e + shift) for a, b, c, d, e in earlier]
+    if expected != later:
+        earlier = later = []
+    return _without(tape, before, here, earlier), _without(tape, here, end, later)
 
 
 def _without(

@@ -54,14 +54,14 @@ class Ctx:
     def save(self, mode: Following) -> None:
         """Let the engine keep what was to be saved."""
         for x in self.to_save:
-            ours = None if x is None else mode.traced_of(x)
-            if ours is None:
+            traced = None if x is None else mode.traced_of(x)
+            if traced is None:
                 self.kept.append((x, None))
                 continue
-            layout = ours.v
+            layout = traced.v
             note = layout.shape, layout.dtype, layout.strides, layout.node, layout.requires_grad
             is_own = layout.node is None and layout.requires_grad
-            self.kept.append((ours if is_own else note, keep(layout)))
+            self.kept.append((traced if is_own else note, keep(layout)))
         self.to_save = ()
 
     @property
@@ -104,7 +104,7 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
     outputs = [_output(x, inputs, ctx) for x in given]
     wanted = [not any(x is without for without in ctx.without_grad) for x in given]
     ctx.without_grad = ()
-    ours = [x for x in outputs if isinstance(x, TracedTensor)]
+    traced = [x for x in outputs if isinstance(x, TracedTensor)]
     ctx.save(mode)
 
     # Only which outputs are tensors is closed over: the tensors would never die.
@@ -121,7 +121,7 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
 
     record_many(
         function.__name__,
-        [x.v for x in ours],
+        [x.v for x in traced],
         inputs=[None if x is None else x.v for x in inputs],
         backward=backward,
     )

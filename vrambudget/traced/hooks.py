@@ -51,9 +51,9 @@ class LeafHooks:
         before = getattr(x, "_backward_hooks", None)
         after = getattr(x, "_post_accumulate_grad_hooks", None)
         if before or after:
-            ours = self.of(x, v)
-            ours[0].update(before or {})
-            ours[1].update(after or {})
+            taken_over = self.of(x, v)
+            taken_over[0].update(before or {})
+            taken_over[1].update(after or {})
 
     def _before(self, leaf: Tensor, gradients: list[Tensor | None]) -> None:
         if leaf.storage.index in self._leaves:

@@ -1,4 +1,4 @@
-"""A torch module on the tape, as the engine's loops run one of ours.
+"""A torch module on the tape, as the engine's loops run one of its own.
 
 `Live` has a shadow of each module, with the parameters as the engine's: what visits a tree of the
 engine's modules (paths on the tape, freezing, counting) finds the same names as torch's.
@@ -73,11 +73,11 @@ class Live(TorchModule):
 
     def _parameter_of(self, weight: torch.Tensor) -> Parameter | None:
         """Return a counted parameter's tensor, from now on one that the engine knows as such."""
-        ours = self._mode.traced_of(weight)
-        if ours is None:
+        traced = self._mode.traced_of(weight)
+        if traced is None:
             return None
-        ours.v = as_parameter(ours.v)
-        return ours.v
+        traced.v = as_parameter(traced.v)
+        return traced.v
 
     def adapt(self, job: Job) -> None:
         """Freeze parameters and let PEFT put its adapters in, as the job says."""

@@ -1,7 +1,7 @@
 """The general rule: PyTorch's own autograd, on the meta device, says what a call does.
 
 The call runs on tensors without data, aten operation by aten operation. Each storage that PyTorch
-makes meanwhile gets one of ours, which lives as long: so outputs, what backward keeps, and the
+makes meanwhile gets one of the engine's, which lives as long: outputs, what backward keeps, and the
 temporaries of composed operations come out of PyTorch's own code. Its autograd graph becomes nodes
 of the engine's, one for one; in backward each runs PyTorch's own formula in the same way.
 
@@ -71,7 +71,7 @@ class TorchCall:
     def finish(self, result: Any) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Return our tensor of each meta tensor in the result, and of each input written into.
 
-        Inputs are known by the ids of ours.
+        Inputs are known by the ids of the engine's tensors.
         """
         found: dict[int, Tensor] = {}
         roots: list[Any] = []

@@ -45,7 +45,7 @@ _OF_ITS_TYPE = {
 
 
 class Following(TorchFunctionMode):
-    """Hands calls to rules; `weights` are live tensors, by id, that count as ours.
+    """Hands calls to rules; `weights` are live tensors, by id, that count as traced.
 
     `shadows` are what the tape knows live modules by, by their ids.
     """
@@ -78,35 +78,35 @@ class Following(TorchFunctionMode):
         if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or GPU).type == "cpu":
             return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
         call = _Handled(self)
-        ours = call.taken(args), call.taken(kwargs)
+        engine_args = call.taken(args), call.taken(kwargs)
         if not call.found and not _is_made_on_gpu(func, args, kwargs):
             return func(*args, **kwargs)
         regions.adopt()
-        return self._call(call, func, ours, (args, kwargs))
+        return self._call(call, func, engine_args, (args, kwargs))
 
-    def _call(self, call: _Handled, func: Any, ours: Any, given: Any) -> Any:
+    def _call(self, call: _Handled, func: Any, engine_args: Any, given: Any) -> Any:
         value = known.brought_to_host(func, given, self)
         if value is not None:
             return value
         if func is torch.Tensor.copy_ and call.copies_into_whole(*given[0][:2]):
-            return call.handed(func, ours[0][0], given)
+            return call.handed(func, engine_args[0][0], given)
         rule = RULES.get(func)
         if rule is not None:
-            own = ours[1]
+            own = engine_args[1]
             if func in COUNTING:
                 own = {**own, "count": known.places(self.traced_of(given[0][0]))}
-            result = rule(*ours[0], **own)
+            result = rule(*engine_args[0], **own)
             if result is not NotImplemented:
                 if func in WRITING:
-                    call.wrote(ours[0][0], result)
+                    call.wrote(engine_args[0][0], result)
                 return call.handed(func, result, given)
         if isinstance(func, types.FunctionType):
             if func.__module__ in _INITIALISERS:
                 return given[0][0] if given[0] else given[1]["tensor"]
             if func not in self._bodies:  # else a helper of its body looked for overrides for it
-                del ours
+                del engine_args
                 return self._run_body(func, *given)
-        return call.handed(func, call.derived(func, *ours), given)
+        return call.handed(func, call.derived(func, *engine_args), given)
 
     def adopted(self, x: torch.Tensor) -> TracedTensor | None:
         """Count a live tensor that no module has as its own; None for one on the CPU."""
@@ -181,11 +181,11 @@ class _Handled:
             result = call.run(func, *metas)
         except (NotImplementedError, RuntimeError) as error:
             raise no_rule(name, error) from error
-        ours, written = call.finish(result)
+        engine_args, written = call.finish(result)
         for v, new in written.items():
             if v in self.found:
                 self.wrote(self.found[v].v, new)
-        return mapped(result, torch.Tensor, lambda meta: ours.get(id(meta), meta))
+        return mapped(result, torch.Tensor, lambda meta: engine_args.get(id(meta), meta))
 
     def _count_places(self, index: Any, counts: dict[int, int]) -> None:
         """Note how many places of the masks in an index are true, where the host knows it."""

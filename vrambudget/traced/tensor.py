@@ -37,10 +37,10 @@ _PAIRS = (
     (dtypes.bool_, torch.bool),
 )
 TORCH_DTYPE = dict(_PAIRS)
-"""torch's dtype of ours."""
+"""torch's dtype of each of the engine's."""
 
-DTYPE = {theirs: ours for ours, theirs in _PAIRS}
-"""Ours of torch's, where there is one."""
+DTYPE = {torch_dtype: engine_dtype for engine_dtype, torch_dtype in _PAIRS}
+"""The engine's dtype of torch's, where there is one."""
 
 
 class TracedTensor(torch.Tensor):
@@ -86,11 +86,11 @@ def traced_tensor(
     return x
 
 
-def dtype_of(theirs: torch.dtype) -> DType:
-    """Return our dtype of torch's. Raises NotModelledError for exotic ones."""
-    if theirs not in DTYPE:
-        raise NotModelledError(f"tensors of type {theirs} are not traced")
-    return DTYPE[theirs]
+def dtype_of(torch_dtype: torch.dtype) -> DType:
+    """Return the engine's dtype of torch's. Raises NotModelledError for exotic ones."""
+    if torch_dtype not in DTYPE:
+        raise NotModelledError(f"tensors of type {torch_dtype} are not traced")
+    return DTYPE[torch_dtype]
 
 
 def with_layouts(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The storages that PyTorch makes while a call runs on the meta device, each with one of ours.
+"""The storages that PyTorch makes while a call runs on the meta device, each with an engine's.
 
 Where a mask is an index, its places are looked for as on the GPU: the host may know how many are
 true (`traced.mode`).
@@ -30,7 +30,7 @@ _BY_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class Tracer(TorchDispatchMode):
-    """Gives each storage that aten operations make one of ours."""
+    """Gives each storage that aten operations make one of the engine's."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ class Tracer(TorchDispatchMode):
         return None
 
     def made(self, operation: str, meta: torch.Tensor, nbytes: int | None = None) -> Storage:
-        """Return a new storage of ours for the meta tensor's, of its size if no other is known."""
+        """Return a new engine's storage for the meta tensor's, of its size if no other is known."""
         dtype = dtype_of(meta.dtype)
         content = (tuple(meta.shape), dtype)
         nbytes = meta.untyped_storage().nbytes() if nbytes is None else nbytes

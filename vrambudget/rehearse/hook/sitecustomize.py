@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 if "VRAMBUDGET_REHEARSAL" in os.environ and __name__ == "sitecustomize":
-    ours = sys.modules.pop("sitecustomize")
+    of_the_rehearsal = sys.modules.pop("sitecustomize")
     importlib.import_module("vrambudget_hook.entering").install(os.environ["VRAMBUDGET_REHEARSAL"])
     everywhere = sys.path[:]
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     with contextlib.suppress(ImportError):
         importlib.import_module("sitecustomize")
     sys.path[:] = everywhere
-    sys.modules.setdefault("sitecustomize", ours)
+    sys.modules.setdefault("sitecustomize", of_the_rehearsal)

@@ -1,6 +1,6 @@
 """Calls of torch that `ops` has an operation for, by what is called.
 
-A rule takes the engine's tensors in the place of torch's and returns theirs; NotImplemented leaves
+A rule takes the engine's tensors in the place of torch's and returns such; NotImplemented leaves
 the call to the general rule (traced.meta_fallback), which knows all that autograd knows.
 """
 

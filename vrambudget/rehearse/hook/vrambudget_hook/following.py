@@ -70,7 +70,7 @@ class Tracer:
         self.traced = native._dispatch_key_parse(_TRACED)
         self.brings = native._dispatch_key_parse(_BRINGS)
         self.copies = native._dispatch_key_parse(_COPIES)
-        self.ours = native.DispatchKeySet(self.traced) | native.DispatchKeySet(self.brings)
+        self.own_keys = native.DispatchKeySet(self.traced) | native.DispatchKeySet(self.brings)
         self.values = Values(torch, self.traced, on_gpu)
         self.assuming, self.sparse = Assuming(self, *numbers, routing), Sparse(self)
         self.operations: dict[int, Operation] = {}
@@ -86,8 +86,8 @@ class Tracer:
         # A parameter is made of a tensor that Python never saw; the others need nothing of us.
         for name in ("detach", *VIEWS, *MADE_OF_OTHERS, *BESIDE_SHARDS):
             aten.impl(name, self.torch.library.fallthrough_kernel, _TRACED)
-        ours = ((MOVES, self._moving), (FILLS, self._filling), (WRAPS, self._wrapping))
-        kernels = [(name, kernel) for names, kernel in ours for name in names]
+        own_kernels = ((MOVES, self._moving), (FILLS, self._filling), (WRAPS, self._wrapping))
+        kernels = [(name, kernel) for names, kernel in own_kernels for name in names]
         for name, kernel in (*kernels, *self.assuming.kernels(), *self.sparse.kernels()):
             packet, _, overload = name.partition(".")
             op = getattr(getattr(self.torch.ops.aten, packet), overload or "default")
@@ -198,7 +198,7 @@ class Tracer:
         has_number = known.has_number(args)
         if not has_number and not known.is_alone:
             return op._handle.redispatch_boxed(keys, *args, **kwargs)
-        with self.torch._C._ExcludeDispatchKeyGuard(self.sparse.guard(args, self.ours)):
+        with self.torch._C._ExcludeDispatchKeyGuard(self.sparse.guard(args, self.own_keys)):
             if has_number:
                 return op(*args, **kwargs)
             return op._handle.redispatch_boxed(keys, *args, **kwargs)
@@ -213,7 +213,10 @@ class Tracer:
         """Call an operation on the CPU, for nobody's autograd."""
         if self.described(op).has_number(found.args):
             native = self.torch._C
-            with native._ExcludeDispatchKeyGuard(self.ours), native._AutoDispatchBelowAutograd():
+            with (
+                native._ExcludeDispatchKeyGuard(self.own_keys),
+                native._AutoDispatchBelowAutograd(),
+            ):
                 return on_cpu(op, found.args, found.kwargs)
         return op._handle.redispatch_boxed(self.values.on_cpu, *found.args, **found.kwargs)
 

@@ -33,7 +33,7 @@ _SPAWN = "multiprocessing/spawn.py"  # what a process of its own begins with, un
 
 
 def own_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames that are not torch's or ours, outermost first."""
+    """Return the frames that are neither torch's nor this package's, outermost first."""
     frames = []
     while frame is not None:
         if not _is_library(frame.f_code.co_filename):

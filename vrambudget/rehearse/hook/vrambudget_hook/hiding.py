@@ -1,4 +1,4 @@
-"""Keep our functions out of torch.compile's sight, and operators of higher order out of ours.
+"""Keep our functions out of torch.compile's sight, and operators of higher order out of the hook's.
 
 Runs in the user's Python, 3.9 or later.
 """

@@ -37,13 +37,13 @@ class Groups:
         self.parameters = inspect.signature(self.begin)
 
     def replace(self) -> None:
-        """Put ours in the place of torch's, wherever a module of torch has them."""
-        ours = {"init_process_group": self.init_process_group, "new_group": self.new_group}
-        theirs = (self.begin, self.divide)
+        """Put these in the place of torch's, wherever a module of torch has them."""
+        replacements = {"init_process_group": self.init_process_group, "new_group": self.new_group}
+        originals = (self.begin, self.divide)
         for name, module in list(sys.modules.items()):
             if name.startswith("torch.") or name == "torch":
-                for attribute, function in ours.items():
-                    if any(vars(module).get(attribute) is other for other in theirs):
+                for attribute, function in replacements.items():
+                    if any(vars(module).get(attribute) is other for other in originals):
                         setattr(module, attribute, function)
 
     def init_process_group(self, *args: Any, **kwargs: Any) -> None:
@@ -75,7 +75,7 @@ class Groups:
         return self.divide(ranks, **{k: v for k, v in kwargs.items() if k in _KEPT})
 
     def is_fake(self, group: Any = None) -> bool:
-        """Return whether a group, or the world, is ours."""
+        """Return whether a group, or the world, is a fake one."""
         return bool(self.c10d.is_initialized() and self.c10d.get_backend(group) == "fake")
 
 
@@ -108,12 +108,12 @@ def _trace_sending(sent: Sent) -> None:
     """Put our collectives in the place of torch's, wherever a module of torch has them."""
     torch: Any = importlib.import_module("torch")
     names = [name for name in SENDING if hasattr(torch.distributed, name)]
-    ours = {getattr(torch.distributed, name): name for name in names}
-    replaced = {name: sent.wrapped(plain) for plain, name in ours.items()}
+    originals = {getattr(torch.distributed, name): name for name in names}
+    replaced = {name: sent.wrapped(plain) for plain, name in originals.items()}
     for name, module in list(sys.modules.items()):
         if name == "torch" or name.startswith("torch."):
             for attribute in names:
-                if vars(module).get(attribute) in ours:
+                if vars(module).get(attribute) in originals:
                     setattr(module, attribute, replaced[attribute])
 
 

@@ -1,8 +1,8 @@
 """Values through collectives: what other ranks send is assumed to be what this one has.
 
 Every rank runs the same program on rows of the same shape, so the integers that they exchange (row
-counts, lengths, pickled objects) are equal. A sum over W ranks is W times ours, a gathered tensor
-has ours W times. Floats stay unknown.
+counts, lengths, pickled objects) are equal. A sum over W ranks is W times this rank's, a gathered
+tensor has it W times. Floats stay unknown.
 
 Runs in the user's Python, 3.9 or later.
 """
@@ -64,13 +64,13 @@ class Sent:
         distributed = self.torch.distributed
         ranks = distributed.get_world_size(given.get("group"))
         rank = distributed.get_rank(given.get("group"))
-        ours = next(given[source] for source in _SOURCES if source in given)
-        own, true = self.tracer.values.copy_of(ours)
+        tensor = next(given[source] for source in _SOURCES if source in given)
+        own, true = self.tracer.values.copy_of(tensor)
         if name in GATHERING:
             targets = given.get("tensor_list") or given.get("gather_list") or ()
             yield from ((target, (own, true)) for target in targets)
             return
-        target = given.get("output_tensor", given.get("output", ours))
+        target = given.get("output_tensor", given.get("output", tensor))
         if name in EXCHANGING:
             is_even = not given.get("output_split_sizes") and not given.get("input_split_sizes")
             own = _part(own, rank, ranks) if is_even else None

@@ -97,7 +97,7 @@ def _after(owner: Any, name: str, then: Callable[[Any], None]) -> None:
 
 
 def _profiled(worker: Any, recorder: Any, notes: dict[str, Any]) -> None:
-    found = {ours: getattr(worker, theirs, None) for ours, theirs in _OF_THE_WORKER.items()}
+    found = {name: getattr(worker, attribute, None) for name, attribute in _OF_THE_WORKER.items()}
     notes.update({name: int(value) for name, value in found.items() if value is not None})
     runner = worker.model_runner
     notes["rank"] = int(getattr(worker, "rank", 0))

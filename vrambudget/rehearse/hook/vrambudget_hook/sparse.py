@@ -45,10 +45,10 @@ class Sparse:
 
         return kernel
 
-    def guard(self, args: Any, ours: Any) -> Any:
+    def guard(self, args: Any, keys: Any) -> Any:
         """Return the keys that an operation is run without: one of sparse tensors may coalesce."""
         is_sparse = any(getattr(argument, "layout", None) is self.layout for argument in args)
-        return self.traced if is_sparse else ours
+        return self.traced if is_sparse else keys
 
     def moved(self, source: Any, out: Any) -> None:
         """Know the indices of what was moved from the host to the GPU."""
