@@ -22,7 +22,7 @@ from vrambudget.engine.checkpoint import checkpoint
 from vrambudget.engine.context import Platform, context, no_grad, recording
 from vrambudget.engine.tensor import ShapeError, Tensor, empty
 from vrambudget.ops.attention import scaled_dot_product_attention, select_kernel
-from vrambudget.ops.attention.flash import split_count
+from vrambudget.ops.attention.flash import KeySplit
 from vrambudget.ops.attention.tiles import Tile, backward_tile
 from vrambudget.ops.shape import contiguous, expand, reshape, split, transpose, view
 from vrambudget.validate import COUNTERS, validate
@@ -297,8 +297,8 @@ def test_tiles_follow_card_head_size_and_dropout(card, head_dim, dropout, tile):
 def test_decoding_splits_the_keys_to_fill_the_card():
     with recording(CARDS["a100-80gb"]):
         # 216 slots, 32 blocks of 128 keys: 11 splits of 16 blocks fill 176 of them
-        assert split_count(B=2, H=8, Sq=1, Sk=4096, D=128) == 11
-        assert split_count(B=8, H=32, Sq=1, Sk=4096, D=128) == 1
+        assert KeySplit(B=2, H=8, Sq=1, Sk=4096, D=128).blocks == 11
+        assert KeySplit(B=8, H=32, Sq=1, Sk=4096, D=128).blocks == 1
 
 
 def test_checkpointing_runs_attention_again_in_backward():

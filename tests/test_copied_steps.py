@@ -3,8 +3,11 @@
 import pytest
 
 from vrambudget.engine.identical_layers import Layer
+from vrambudget.inference.skipping import StretchFinder, TracedStep
+from vrambudget.ops.attention.flash import KeySplit
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
+from vrambudget.tape.steps import Pattern
 
 LLAMA = {
     "model_type": "llama",
@@ -61,3 +64,22 @@ def test_a_decoding_step_traces_few_of_its_layers(model, traced, monkeypatch):
     stretches({**model, "num_hidden_layers": 20}, {"new": 600})
 
     assert len(calls) == traced * calls.count(0)
+
+
+@pytest.mark.parametrize("rows", [2, None], ids=["a cache", "no cache"])
+def test_steps_that_split_keys_over_other_blocks_are_foreseen(rows):
+    traced = []
+
+    def split(step):
+        return KeySplit(1, 2, rows or step + 1, step + 1, 64)
+
+    def trace(step):
+        traced.append(step)
+        blocks_of = (0,) if split(step).blocks > 1 else (-1,)
+        return TracedStep(Pattern((0, ~0), (), ("op",)), (16,), (split(step),), blocks_of)
+
+    found = list(StretchFinder(trace, 0, aligned=False).stretches(300, 9000))
+    sizes = [stretch.sizes[0][0] for stretch in found for _ in range(stretch.count)]
+    assert sizes == [16 * split(step).blocks for step in range(300, 9001)]
+    assert len(found) > 5
+    assert len(traced) <= 6

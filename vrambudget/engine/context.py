@@ -90,6 +90,7 @@ class Context:
         "retains_graph",
         "scripts",
         "sequence",
+        "splits",
         "tape",
         "thread",
         "unknown_workspaces",
@@ -115,6 +116,7 @@ class Context:
         self.purpose = Purpose.TEMPORARIES
         self.operation = ""
         self.sequence = 0  # autograd nodes are numbered as they are made
+        self.splits: set[Any] = set()  # `KeySplit` of the attention that flash ran
         self.scripts: frozenset[str] = frozenset()  # TorchScript functions that ran before
         self.retains_graph = False  # whether backward leaves what was saved
         self.thread = "main"  # autograd runs backward in a thread of its own

@@ -7,10 +7,13 @@ window is full, rows are padded to multiples of eight) the steps are divided at 
 place, and looked at part by part.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 from vrambudget.engine.context import context
+from vrambudget.ops.attention.flash import KeySplit
 from vrambudget.tape.events import Storage, Tape
 from vrambudget.tape.steps import CARRIED, Pattern, Stretch
 
@@ -19,10 +22,16 @@ _ALIGNMENT = 8  # rows of a mask are padded to multiples of this
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One step that was traced: what it does, and its sizes."""
+    """One step that was traced: what it does, and its sizes, of accumulators for each block."""
 
     pattern: Pattern
     sizes: tuple[int, ...]
+    splits: tuple[KeySplit, ...]  # of its attention
+    blocks_of: tuple[int, ...]  # which of these a storage is an accumulator of, -1: of none
+
+    def does_as(self, other: "TracedStep") -> bool:
+        """Whether another does the same."""
+        return self.pattern == other.pattern and self.blocks_of == other.blocks_of
 
 
 class Unsteady(Exception):  # noqa: N818 - no error: the steps have to be traced
@@ -39,8 +48,8 @@ def traced_step(
 
     What is `kept` stays to the end, besides what each step carries to the next.
     """
-    tape, workspaces = context.tape, dict(context.workspaces)
-    context.tape = own = Tape(paths=tape.paths)
+    tape, workspaces, before_it = context.tape, dict(context.workspaces), context.splits
+    context.tape, context.splits = (own := Tape(paths=tape.paths)), set()
     try:
         grow()
         before = {s.index: c for c, s in enumerate(carried()) if s.tape is own}
@@ -62,9 +71,15 @@ def traced_step(
         if left != {f for f in (*finals, *stays) if 0 <= f < CARRIED}:
             raise Unsteady
         pattern = Pattern(tuple(names), tuple(finals), tuple(own.operations[first:]))
-        return TracedStep(pattern, tuple(own.sizes[first:]))
+        splits = sorted(context.splits)
+        shapes = {shape: n for n, split in enumerate(splits) for shape in split.accumulators}
+        blocks_of = tuple(shapes.get(of[0], -1) if of else -1 for of in own.contents[first:])
+        counts = [*(split.blocks for split in splits), 1]
+        shares = zip(own.sizes[first:], blocks_of, strict=True)
+        sizes = tuple(size // counts[n] for size, n in shares)
+        return TracedStep(pattern, sizes, tuple(splits), blocks_of)
     finally:
-        context.tape, context.workspaces = tape, workspaces
+        context.tape, context.workspaces, context.splits = tape, workspaces, before_it
 
 
 def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:
@@ -79,6 +94,37 @@ def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:
         else:
             raise Unsteady
     return names
+
+
+class _Run(NamedTuple):
+    """Steps whose attention splits its keys over as many blocks."""
+
+    steps: range
+    counts: tuple[int, ...]  # of blocks; the last is 1, for what is none's
+
+    def parts(self, period: int) -> list[tuple[object, range]]:
+        """Return the steps a period apart, with what those have that do the same."""
+        splits = tuple(count > 1 for count in self.counts)
+        parts = (self.steps[n::period] for n in range(min(period, len(self.steps))))
+        return [((splits, part[0] % period), part) for part in parts]
+
+
+class _Line(NamedTuple):
+    """Steps a period apart that do the same, with sizes on a line."""
+
+    steps: range  # from the first to the last
+    traced: TracedStep  # the first
+    growth: tuple[int, ...]
+
+    def sizes(self, step: int) -> tuple[int, ...]:
+        """Return a step's sizes, of accumulators for each block."""
+        turns, both = self.steps.index(step), zip(self.traced.sizes, self.growth, strict=True)
+        return tuple(size + by * turns for size, by in both)
+
+    def times(self, sizes: tuple[int, ...], counts: Sequence[int]) -> tuple[int, ...]:
+        """Return sizes, of accumulators for so many blocks."""
+        both = zip(sizes, self.traced.blocks_of, strict=True)
+        return tuple(size * counts[n] for size, n in both)
 
 
 class StretchFinder:
@@ -106,36 +152,63 @@ class StretchFinder:
             low, high = waiting.pop()
             found = self._alike(low, high)
             if found is not None:
-                yield found
+                yield from found
                 continue
             cut = self._cut(low, high)
             waiting += (cut + 1, high), (low, cut)
 
-    def _alike(self, low: int, high: int) -> Stretch | None:
-        period, count = self.period, high - low + 1
-        first = [self._at(k) for k in range(low, min(low + period, high + 1))]
-        growth = [(0,) * len(traced.sizes) for traced in first]
-        for which in range(min(period, count)):
-            turns = (high - low - which) // period
-            if not turns:
-                continue
-            last = self._at(low + which + turns * period)
-            by = _growth(first[which], last, turns)
-            if by is None:
+    def _alike(self, low: int, high: int) -> list[Stretch] | None:
+        """Return the steps' runs, if the steps of all that do the same are on a line."""
+        runs = self._runs(low, high)
+        if runs is None:
+            return None
+        parts: dict[object, list[range]] = {}
+        for run in runs:
+            for kind, steps in run.parts(self.period):
+                parts.setdefault(kind, []).append(steps)
+        lines = {}
+        for kind, each in parts.items():
+            line = self._line(each)
+            if line is None:
                 return None
-            middle = turns // 2
-            if middle and not _is_on_line(
-                first[which], self._at(low + which + middle * period), by, middle
-            ):
-                return None
-            growth[which] = by
-        return Stretch(
-            low,
-            count,
-            tuple(traced.pattern for traced in first),
-            tuple(traced.sizes for traced in first),
-            tuple(growth),
-        )
+            lines[kind] = line
+        return [_stretch(run, [lines[of] for of, _ in run.parts(self.period)]) for run in runs]
+
+    def _runs(self, low: int, high: int) -> list[_Run] | None:
+        """Return the steps in runs; None where attention's sizes do not grow by the token."""
+        now, last, further = self._at(low).splits, self._at(high).splits, high - low
+        grown = [
+            tuple(b - a for a, b in zip(*each, strict=True))
+            for each in zip(now, last, strict=False)
+        ]
+        if len(now) != len(last) or {*chain(*grown)} - {0, further}:
+            return None
+        growth = [tuple(map(bool, by)) for by in grown]
+        runs: list[_Run] = []
+        while low <= high:
+            counts = (*(x.blocks for x in now), 1)
+            steps = min([high - low, *map(KeySplit.steady, now, growth)]) + 1
+            begin = runs.pop().steps.start if runs and runs[-1].counts == counts else low
+            low += steps
+            runs.append(_Run(range(begin, low), counts))
+            now = tuple(x.grown(steps, by) for x, by in zip(now, growth, strict=True))
+        return runs
+
+    def _line(self, parts: list[range]) -> _Line | None:
+        """Return the line of steps, if the first, the last and one between them are on one."""
+        steps = range(parts[0][0], parts[-1][-1] + 1, self.period)
+        first, last, turns = self._at(steps[0]), self._at(steps[-1]), max(1, len(steps) - 1)
+        if not first.does_as(last):
+            return None
+        differences = [b - a for a, b in zip(first.sizes, last.sizes, strict=True)]
+        if any(difference % turns for difference in differences):
+            return None
+        line = _Line(steps, first, tuple(difference // turns for difference in differences))
+        part = parts[(len(parts) - 1) // 2]
+        middle = part[(len(part) - 1) // 2]
+        between = self._at(middle)
+        is_on_it = first.does_as(between) and line.sizes(middle) == between.sizes
+        return line if is_on_it else None
 
     def _cut(self, low: int, high: int) -> int:
         """Return where to divide: beside an odd step, and behind the one after it.
@@ -158,15 +231,15 @@ class StretchFinder:
         return self.known[step]
 
 
-def _growth(first: TracedStep, last: TracedStep, turns: int) -> tuple[int, ...] | None:
-    if first.pattern != last.pattern:
-        return None
-    differences = [b - a for a, b in zip(first.sizes, last.sizes, strict=True)]
-    if any(difference % turns for difference in differences):
-        return None
-    return tuple(difference // turns for difference in differences)
-
-
-def _is_on_line(first: TracedStep, middle: TracedStep, growth: tuple[int, ...], turns: int) -> bool:
-    expected = tuple(a + by * turns for a, by in zip(first.sizes, growth, strict=True))
-    return first.pattern == middle.pattern and expected == middle.sizes
+def _stretch(run: _Run, lines: list[_Line]) -> Stretch:
+    """Return a run's steps; of the first few the line that each is on."""
+    return Stretch(
+        run.steps.start,
+        len(run.steps),
+        tuple(line.traced.pattern for line in lines),
+        tuple(
+            line.times(line.sizes(step), run.counts)
+            for line, step in zip(lines, run.steps, strict=False)
+        ),
+        tuple(line.times(line.growth, run.counts) for line in lines),
+    )

@@ -17,11 +17,15 @@ Not modelled: deterministic algorithms, nested tensors.
 """
 
 import math
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context
+from vrambudget.engine.sizes import pure
 from vrambudget.engine.tensor import Shape, Tensor, empty
 from vrambudget.engine.versions import torch_since
 from vrambudget.ops.attention.layout import Strided, contiguous, heads_last, pad_last, slice_last
@@ -108,15 +112,12 @@ def _rng_state(dropout: float) -> list[Tensor]:
 
 
 def split_accumulators(q: Shape, k: Shape) -> list[Tensor]:
-    """Return what the blocks that share a query row meet in."""
+    """Return what the blocks that split the keys meet in."""
     (B, H, Sq, D), (_, Hk, Sk, _) = q, k
     if Sq == 1 and Hk < H:  # the query heads of a group are run as rows of one head
         H, Sq = Hk, H // Hk
-    splits = split_count(B, H, Sq, Sk, D)
-    if splits == 1:
-        return []
-    rows = (splits, B, H, Sq)
-    return [empty(rows, float32), empty((*rows, _rounded(D)), float32)]
+    context.splits.add(split := KeySplit(B, H, Sq, Sk, D))
+    return [empty(shape, float32) for shape in split.accumulators]
 
 
 def _rounded(D: int) -> int:
@@ -125,12 +126,44 @@ def _rounded(D: int) -> int:
     return -(-D // width) * width
 
 
-def split_count(B: int, H: int, Sq: int, Sk: int, D: int) -> int:
-    """Return over how many blocks the keys are split: enough to fill the GPU's multiprocessors."""
-    keys = 256 if D <= 64 else 128 if D <= 128 else 64  # noqa: PLR2004
-    key_blocks = -(-Sk // keys)
-    blocks = B * H * -(-Sq // 64)
-    slots = 2 * context.platform.multiprocessors
+class KeySplit(NamedTuple):
+    """What decides over how many blocks keys are split."""
+
+    B: int
+    H: int
+    Sq: int
+    Sk: int
+    D: int
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        """Sizes of which a thread block works on one each."""
+        return 1, 1, 64, 256 if self.D <= 64 else 128 if self.D <= 128 else 64, 1  # noqa: PLR2004
+
+    @property
+    def blocks(self) -> int:
+        """Over how many: enough to fill the GPU's multiprocessors."""
+        B, H, rows, keys, _ = (-(-size // of) for size, of in zip(self, self.tile, strict=True))
+        return _split_count(B * H * rows, 2 * context.platform.multiprocessors, keys)
+
+    def grown(self, times: int, growth: Sequence[int]) -> "KeySplit":
+        """Return the sizes after they grew so many times."""
+        return KeySplit(*(size + by * times for size, by in zip(self, growth, strict=True)))
+
+    def steady(self, growth: Sequence[int]) -> int:
+        """Return how often the sizes can grow before there may be another number of blocks."""
+        each = zip(self, self.tile, growth, strict=True)
+        return min((-size % of for size, of, by in each if by), default=sys.maxsize)
+
+    @property
+    def accumulators(self) -> list[Shape]:
+        """The shapes of what the blocks that share a query row meet in."""
+        rows = (self.blocks, self.B, self.H, self.Sq)
+        return [] if self.blocks == 1 else [rows, (*rows, _rounded(self.D))]
+
+
+@pure
+def _split_count(blocks: int, slots: int, key_blocks: int) -> int:
     if blocks >= 0.8 * slots:
         return 1
     efficiency: dict[int, float] = {}
