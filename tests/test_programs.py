@@ -16,8 +16,10 @@ from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, TooLargeError, VramBudgetError
 from vrambudget.expressions import value
 from vrambudget.program.catalog import RECORDED, of_programs, program_at, program_config
+from vrambudget.program.form import Program
 from vrambudget.program.reading import read
 from vrambudget.program.writing import written
+from vrambudget.recording.merging import joined
 from vrambudget.scenario import config_of, platform_of, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose
@@ -263,6 +265,21 @@ TEXT = PROGRAMS["ernie"].read_text(encoding="utf-8")
 def test_programs_are_read_as_they_were_written(name):
     text = PROGRAMS[name].read_text(encoding="utf-8")
     assert written(read(text, "x")) == text
+
+
+def test_programs_of_several_are_joined_whole():
+    """Those of each precision are joined before those of each attention are."""
+
+    def of(**when):
+        return Program(
+            when={key: [value] for key, value in when.items()}, guards=[[*when.values()]]
+        )
+
+    precisions = (joined([of(attention=a, fp16=False), of(attention=a, fp16=True)]) for a in "ab")
+    whole = joined(precisions)
+    assert [each.when for each in whole.every()] == [
+        {"attention": [a], "fp16": [f]} for a in "ab" for f in (False, True)
+    ]
 
 
 def test_what_some_programs_have_alone_stands_under_only():

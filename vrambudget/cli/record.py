@@ -36,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="all jobs of these tasks in one file: with and without a mask, sdpa and eager",
     )
     parser.add_argument(
+        "--attention",
+        type=lambda text: text.split(","),
+        metavar="NAME,NAME",
+        default=["sdpa", "eager"],
+        help="with --tasks: of these attentions alone (default: sdpa,eager)",
+    )
+    parser.add_argument(
         "--join",
         type=Path,
         metavar="FILE",
@@ -67,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
             model,
             args.tasks or args.task,
             sizes,
+            attentions=args.attention,
             block=args.block,
             cache=not args.no_cache,
             join=args.join,

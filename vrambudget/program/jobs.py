@@ -24,6 +24,7 @@ def not_recorded(
     # A checkpointed layer that trains is called without the cache (GradientCheckpointingLayer).
     drops_cache = job.checkpointing != "none" and (job.mode, job.model_mode) == ("train", "train")
     asked = {
+        "batch": "one" if job.batch == 1 else "several",
         "attention": job.attention,
         "attention_mask": job.attention_mask not in {None, "none"},
         "causal_mask": job.causal_mask or "skipped",

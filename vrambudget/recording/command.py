@@ -1,7 +1,7 @@
 """What `vrambudget record` records: a configuration, or a module that a factory makes."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ def recorded(
     task: str | list[str] | None,
     sizes: Mapping[str, int],
     *,
+    attentions: Sequence[str],
     block: int | None,
     cache: bool,
     join: Path | None = None,
@@ -52,7 +53,7 @@ def recorded(
 
         if join is not None:
             return found.name, of_versions(program_at(join), values, task)
-        every = record_variants(values, task)
+        every = record_variants(values, task, attentions)
         every.program.source["sizes"] = _plain(values)
         return found.name, every
     fields: dict[str, Any] = {"attention": "sdpa", "causal_mask": "skipped"}

@@ -118,7 +118,8 @@ class Recorder(Prober):
     def recorded(self, verdicts: Verdicts) -> Recorded:
         """Return the program of probes of all free sizes; one that does not fit is a condition."""
         error: UnfitError | None = None
-        for dropped in [None, *verdicts.free]:
+        droppable = verdicts.free if verdicts.built is None else ()  # how it is built is shared
+        for dropped in [None, *droppable]:
             free = {k: v for k, v in verdicts.free.items() if k != dropped}
             own = dict(verdicts.conditions)
             if dropped is not None:

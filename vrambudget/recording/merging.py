@@ -158,9 +158,9 @@ def _instruction(rows: list[tuple[Any, ...]], merger: Merger, at: int) -> tuple[
 
 
 def joined(programs: Iterable[Program]) -> Program:
-    """Return the first program with the others as its variants; identical ones are one."""
+    """Return the first program with the others, and theirs, as its variants; equal ones are one."""
     kept: list[Program] = []
-    for program in programs:
+    for program in (each.program for own in programs for each in own.every()):
         like = next((p for p in kept if _is_like(p, program)), None)
         if like is None:
             kept.append(program)

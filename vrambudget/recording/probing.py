@@ -94,7 +94,8 @@ class Prober:
         self._full |= {key: self._full[other] for key, other in tied.items()}
         self._sizes = frozenset(k for k, v in self._full.items() if type(v) is int) - _NEVER
         self._made: dict[str, Listener] = {}
-        self._own_jobs = {"batch": BATCH, "length": self._length}
+        self._own_jobs = {} if "batch" in job else {"batch": BATCH}
+        self._own_jobs |= {"length": self._length}
         if "call" in job:
             self._has_sizes(sizes_of(job, self._length))
         self.base = self._recording()

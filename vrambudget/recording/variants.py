@@ -43,13 +43,19 @@ def record_variants(
                         others += _others(made.program, values)
                     if len(ties) > 1:
                         equal = [f"{a}, {b}" for a, b in tied.items()]
-                        made.program.when["equal"] = equal or ["none"]
+                        _limit(made, "equal", *(equal or ["none"]))
                     for key in {key for each in others for key in each}:
-                        made.program.when[key] = [made.program.keys[key]["is"]]
+                        _limit(made, key, made.program.keys[key]["is"])
                     found.append(made)
     checked = sum(made.checked for made in found)
     programs = joined(made.program for made in found)
     return dataclasses.replace(found[0], program=programs, checked=checked)
+
+
+def _limit(made: Recorded, key: str, *values: Any) -> None:
+    """Let programs, one a precision where the code asks for types, be of some jobs only."""
+    for each in made.program.every():
+        each.when[key] = [*values]
 
 
 def _both_sides(
@@ -73,9 +79,19 @@ def _both_sides(
             further = record({**own, **window}, known.get(others), tied, **job)
             further.checked = check(further.program, {**own, **window}, **job)
             known[others] = further.verdicts
-            made.program.when["length"], further.program.when["length"] = [side], [others]
+            _limit(made, "length", side)
+            _limit(further, "length", others)
             yield further
             break
+    if any(row[:4] == ["batch", "!=", "1", True] for row in made.program.guards):
+        one = {**job, "batch": 1}  # whose positions may be those of packed sequences
+        with suppress(VramBudgetError):
+            lone = record(own, known.get("batch"), tied, **one)
+            lone.checked = check(lone.program, own, **one)
+            known["batch"] = lone.verdicts
+            _limit(made, "batch", "several")
+            _limit(lone, "batch", "one")
+            yield lone
     yield made
 
 
