@@ -20,6 +20,7 @@ from vrambudget.program.form import Program
 from vrambudget.program.reading import read
 from vrambudget.program.writing import written
 from vrambudget.recording.merging import joined
+from vrambudget.recording.sized import Size, log2, report_to
 from vrambudget.scenario import config_of, platform_of, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose
@@ -265,6 +266,23 @@ TEXT = PROGRAMS["ernie"].read_text(encoding="utf-8")
 def test_programs_are_read_as_they_were_written(name):
     text = PROGRAMS[name].read_text(encoding="utf-8")
     assert written(read(text, "x")) == text
+
+
+def test_a_power_of_two_that_code_looks_for_is_a_condition(monkeypatch):
+    """ALiBi has as many slopes as the nearest power of two of the heads; no expression says it."""
+    found = []
+    report_to(found.append)
+    try:
+        assert log2(Size(8)) == 3
+    finally:
+        report_to(None)
+    assert [comparison[1:] for comparison in found] == [("&", 8, 7, False)]
+
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
+    model = {"model_type": "mpt", "d_model": 192, "n_layers": 2, "vocab_size": 300}
+    assert estimate({**model, "n_heads": 8}, batch=2, block=40).peak.requested_bytes
+    with pytest.raises(NotModelledError, match="n_heads & n_heads-1 is false; here they are 6"):
+        estimate({**model, "n_heads": 6}, batch=2, block=40)
 
 
 def test_programs_of_several_are_joined_whole():

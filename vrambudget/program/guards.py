@@ -37,6 +37,7 @@ _SIGNS: dict[str, Callable[[int, int], bool]] = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
     "%": lambda a, b: a % b == 0,
+    "&": lambda a, b: a & b != 0,  # of a and a - 1: whether a is no power of two
 }
 
 

@@ -5,11 +5,11 @@ is recorded, the sizes that its code reads, of tensors and of its configuration,
 numbers that stay such through arithmetic, and report what they are compared with.
 """
 
+import math
 import operator
 import re
 import sys
 from collections.abc import Callable
-from math import isqrt
 from typing import Any, NamedTuple
 
 _SQUARES = re.compile(r"(image_size|pixels)\*\*2//(\d+)")
@@ -85,6 +85,16 @@ def _counting(compute: Callable[..., Any]) -> tuple[Any, Any]:
     return method, reflected
 
 
+def log2(number: Any, _log2: Callable[[Any], float] = math.log2) -> float:
+    """Return math.log2 of a number; of a size, whether it is a power of two is a comparison.
+
+    ALiBi's slopes are as many as the nearest power of two of the heads, which no expression says.
+    """
+    if type(number) is Size:
+        _compared("&", operator.and_, number, int(number) - 1)
+    return _log2(number)
+
+
 def _sized(value: Any) -> Any:
     return Size(value) if type(value) is int else value
 
@@ -110,5 +120,5 @@ def whole_patches(text: str) -> list[Any]:
     """Return guards of a side whose square is divided: by what it is, and the side itself."""
     sides = {key for key, _ in _SQUARES.findall(text)}
     parts = {(key, int(n)) for key, n in _FLOORS.findall(text) if key in sides}
-    parts |= {(key, isqrt(int(n))) for key, n in _SQUARES.findall(text)}
+    parts |= {(key, math.isqrt(int(n))) for key, n in _SQUARES.findall(text)}
     return [[key, "%", str(n), True, "whole patches"] for key, n in sorted(parts)]

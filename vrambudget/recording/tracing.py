@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import math
 import pkgutil
 import sys
 import types
@@ -17,7 +18,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.recording import applied, general, models
 from vrambudget.recording.listener import Listener
-from vrambudget.recording.sized import Size, report_to
+from vrambudget.recording.sized import Size, log2, report_to
 from vrambudget.traced import (
     functions,
     live,
@@ -49,6 +50,7 @@ def listening(listener: Listener) -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, new))
         stack.enter_context(patch.dict(attributes.ATTRIBUTES, dict(_answers(listener))))
         stack.enter_context(patch.dict(rules.RULES, {torch.Tensor.type: _typed}))
+        stack.enter_context(patch.object(math, "log2", log2))
         report_to(listener.compared)
         try:
             yield
