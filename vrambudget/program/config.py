@@ -188,7 +188,7 @@ class ProgramConfig(GeneratorConfig):
     def chosen(self, task: Task, call: str = "whole") -> tuple[Program, dict[str, int]]:
         """Return the program that was recorded for such a job, and its sizes.
 
-        Raises NotModelledError, with the first reason, where none was.
+        Raises NotModelledError, with the nearest reason, where none was.
         """
         job, refusal, nearest = self.job, None, None
         own_length = job is not None and job.target_len not in {None, job.block}
