@@ -189,7 +189,7 @@ def test_nothing_else_is_installed_as_the_readme_says():
 
 
 def test_the_readme_stays_short():
-    assert len(pages.text_of(pages.ROOT / "README.md").splitlines()) <= 130
+    assert len(pages.text_of(pages.ROOT / "README.md").splitlines()) <= 120
 
 
 def test_the_readme_counts_the_records():

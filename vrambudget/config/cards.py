@@ -192,12 +192,11 @@ def card_text(path: Path) -> str:
 
 
 def card_of_repository(repository: str) -> ModelCard | None:
-    """Return the model card of a hub repository, with or without its owner; None without one."""
-    wanted = repository.lower()
-    end = f'"{wanted}"' if "/" in wanted else f'/{wanted}"'
+    """Return the model card of a hub repository, if there is one."""
+    wanted = f'"{repository.lower()}"'
     for path in sorted(cards_folder().glob("*.toml")):
-        if end in card_text(path).lower():  # saves parsing them all
+        if wanted in card_text(path).lower():  # saves parsing them all
             card = read_card(path)
-            if any(f'"{known.lower()}"'.endswith(end) for known in card.repositories):
+            if wanted.strip('"') in map(str.lower, card.repositories):
                 return card
     return None

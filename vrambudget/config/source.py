@@ -153,8 +153,6 @@ def _from_name(name: str) -> FoundModel:
         return _from_card(load_card(name))
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)
-    if card := card_of_repository(name):
-        return _from_card(card)
     base, colon, _ = name.partition(":")
     if colon and card_name(base):
         raise VramBudgetError(
