@@ -13,7 +13,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.measure import record as record_module
 from vrambudget.measure import suite
 from vrambudget.measure.record import as_record, found_on, record_of
-from vrambudget.measure.suite import QUICK, Row, rows_of, sized
+from vrambudget.measure.suite import QUICK, SuiteRow, rows_of, sized
 from vrambudget.scenario import resolve
 from vrambudget.validate import validate
 
@@ -64,7 +64,7 @@ def test_a_row_leaves_a_tenth_of_any_gpu_free_and_one_does_not_fit(card):
 
 
 def test_a_row_takes_the_largest_of_its_sizes_that_fits():
-    row = Row("x", ("gpt2-xl", "gpt2"), {"precision": "fp32", "block": 512}, (64, 8, 1))
+    row = SuiteRow("x", ("gpt2-xl", "gpt2"), {"precision": "fp32", "block": 512}, (64, 8, 1))
     large, small = (sized(row, find_gpu(card), VERSIONS) for card in ("h100-80gb", "rtx-2060"))
     assert large["id"].startswith("x gpt2-xl b8")
     assert small["id"] == "x gpt2 b1 t512"
@@ -99,10 +99,10 @@ class Card:
 @pytest.fixture
 def suite_on(monkeypatch):
     rows = (
-        Row("a", ("gpt2",), {"precision": "fp32", "block": 64}, (2, 1)),
-        Row("b", ("gpt2",), {"precision": "amp", "block": 64}, (2, 1), ("no-such-package",)),
-        Row("c", ("gpt2",), {"precision": "half", "block": 32, "optimizer": "sgd"}, (2, 1)),
-        Row("too large", ("gpt2",), {"precision": "fp32", "block": 1024}, is_too_large=True),
+        SuiteRow("a", ("gpt2",), {"precision": "fp32", "block": 64}, (2, 1)),
+        SuiteRow("b", ("gpt2",), {"precision": "amp", "block": 64}, (2, 1), ("no-such-package",)),
+        SuiteRow("c", ("gpt2",), {"precision": "half", "block": 32, "optimizer": "sgd"}, (2, 1)),
+        SuiteRow("too large", ("gpt2",), {"precision": "fp32", "block": 1024}, is_too_large=True),
     )
 
     def on(card, extra=()):
@@ -204,7 +204,7 @@ def test_records_of_another_gpu_or_version_are_no_reason_not_to_run(suite_on, tm
 
 
 def test_a_job_that_fails_is_named_and_hides_no_other(suite_on, tmp_path, capsys):
-    bad = Row("bad", ("gpt2",), {"precision": "fp32", "block": 16}, (1,))
+    bad = SuiteRow("bad", ("gpt2",), {"precision": "fp32", "block": 16}, (1,))
     suite_on(Card(), (bad,))
     assert main(["measure", "--suite", "quick", "-o", str(tmp_path / "x.jsonl")]) == 2
     out, err = capsys.readouterr()
@@ -225,7 +225,7 @@ def test_a_gpu_that_the_table_does_not_have_says_itself_what_it_is():
     record = as_record(job, measured={"peak_allocated": 7}, **found_on(unknown))
     (check,) = validate([record])
     assert check.problem is None
-    with pytest.raises(VramBudgetError, match="not a GPU of the table"):
+    with pytest.raises(VramBudgetError, match="is not a known GPU"):
         gpu_of_record({"card": "NVIDIA RTX 9999", "measured": {}})
 
 
