@@ -12,7 +12,7 @@ from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.serving.linear import Linear
-from vrambudget.serving.quantised import EightBit, Ignored, Packed
+from vrambudget.serving.quantised import EightBit, IgnoredLayers, PackedWeights
 from vrambudget.serving.quantization_config import USUAL, cache_in_fp8, quantisation_of
 from vrambudget.serving.weights import load_decoder, weight_bytes
 
@@ -78,7 +78,7 @@ def read(values, asked=None, gpu=H100):
             id="GPTQ by Marlin",
         ),
         pytest.param(
-            Packed("gptq", 4, 128, zeros=False, ordered=True),
+            PackedWeights("gptq", 4, 128, zeros=False, ordered=True),
             H100,
             [
                 (K * N // 2, K * N // 2),
@@ -90,7 +90,7 @@ def read(values, asked=None, gpu=H100):
             id="GPTQ with desc_act by Machete",
         ),
         pytest.param(
-            Packed("wNa16", 8, -1, zeros=False, ordered=False),
+            PackedWeights("wNa16", 8, -1, zeros=False, ordered=False),
             A100,
             [(K * N, K * N), (N * 2, N * 2), (16, None)],
             id="8 bits by AllSpark",
@@ -126,7 +126,7 @@ def test_the_tensors_of_a_layer(method, gpu, tensors):
 def test_scales_are_whole_on_ranks_whose_columns_have_an_order():
     part = Linear("down_proj", ("down_proj",), K // 2, (K,), K)
     ordered, plain = (
-        list(Packed("gptq", 4, 128, zeros=False, ordered=o).parts(part, A100))
+        list(PackedWeights("gptq", 4, 128, zeros=False, ordered=o).parts(part, A100))
         for o in (True, False)
     )
     assert ordered[1][0] == 2 * plain[1][0] == GROUPS * K * 2
@@ -141,37 +141,41 @@ def test_scales_are_whole_on_ranks_whose_columns_have_an_order():
         (
             {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True},
             None,
-            Packed("awq", 4, 64, zeros=True, ordered=False, ignored=Ignored((), "within")),
+            PackedWeights(
+                "awq", 4, 64, zeros=True, ordered=False, ignored=IgnoredLayers((), "within")
+            ),
         ),
         (
             {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": True, "sym": True},
             None,
-            Packed("gptq", 8, -1, zeros=False, ordered=False),
+            PackedWeights("gptq", 8, -1, zeros=False, ordered=False),
         ),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": False},
             None,
-            Packed("gptq", 4, 128, zeros=False, ordered=True, repacked=False),
+            PackedWeights("gptq", 4, 128, zeros=False, ordered=True, repacked=False),
         ),
         (
             {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
             "fp8",
-            EightBit("fp8", "tensor", static=True, ignored=Ignored(("lm_head",), "equal")),
+            EightBit("fp8", "tensor", static=True, ignored=IgnoredLayers(("lm_head",), "equal")),
         ),
         (
             compressed({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}),
             None,
-            Packed("wNa16", 4, 128, zeros=False, ordered=False, ignored=Ignored((), "pattern")),
+            PackedWeights(
+                "wNa16", 4, 128, zeros=False, ordered=False, ignored=IgnoredLayers((), "pattern")
+            ),
         ),
         (
             compressed(FLOAT, INPUTS, ignore=["lm_head"]),
             None,
-            EightBit("fp8", "channel", ignored=Ignored(("lm_head",), "pattern")),
+            EightBit("fp8", "channel", ignored=IgnoredLayers(("lm_head",), "pattern")),
         ),
         (
             compressed({**FLOAT, "type": "int", "strategy": "tensor"}, {**INPUTS, "type": "int"}),
             None,
-            EightBit("int8", "tensor", ignored=Ignored((), "pattern")),
+            EightBit("int8", "tensor", ignored=IgnoredLayers((), "pattern")),
         ),
     ],
 )
@@ -190,7 +194,7 @@ def test_a_configuration_says_how(values, asked, expected):
     ],
 )
 def test_layers_that_stay_in_16_bit_are_named_in_each_methods_way(way, names, is_one):
-    assert Ignored(names, way).has(QKV) is is_one
+    assert IgnoredLayers(names, way).has(QKV) is is_one
 
 
 @pytest.mark.parametrize(

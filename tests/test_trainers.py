@@ -9,7 +9,7 @@ from vrambudget.cli import main
 from vrambudget.cli.parser import parse
 from vrambudget.cli.picture import job_of
 from vrambudget.config.cards import picture_names
-from vrambudget.config.foreign.meanings import Ignored, OneOf, Same, Sizes, Switch
+from vrambudget.config.foreign.meanings import Ignored, OneOf, Same, SizesInText, Switch
 from vrambudget.config.foreign.tables import TABLES
 from vrambudget.config.foreign.trainers import trainers
 from vrambudget.pictures.job import PictureJob
@@ -301,7 +301,7 @@ def test_a_table_says_what_there_is(trainer):
     names = [name for names in trainer.own.get("targets", {}) for name in names.split()]
     fields = set()
     for meaning in trainer.known.table.values():
-        if isinstance(meaning, Same | Sizes):
+        if isinstance(meaning, Same | SizesInText):
             fields |= {meaning.field}
         for of in [meaning.on] if isinstance(meaning, Switch) else []:
             fields |= of.keys()

@@ -136,7 +136,7 @@ def _group(kind: str, checks: Sequence[Check]) -> RecordGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SideBySide:
     """A job's peak allocated bytes, estimated and as records have it; None where there is none."""
 
     id: str
@@ -148,7 +148,7 @@ class Beside:
     real: int | None
 
 
-def side_by_side(checks: Sequence[Check]) -> list[Beside]:
+def side_by_side(checks: Sequence[Check]) -> list[SideBySide]:
     """Return a row for each job: the records of one job, GPU and version of torch share it."""
     rows: dict[tuple[str, str, str, int], dict[str, int]] = {}
     for check in checks:
@@ -157,7 +157,7 @@ def side_by_side(checks: Sequence[Check]) -> list[Beside]:
             row = rows.setdefault((*key, check.predicted["allocated"]), {})
             row[check.source] = check.measured["allocated"]
     return [
-        Beside(*key, row.get("virtual"), row.get("published"), row.get("real"))
+        SideBySide(*key, row.get("virtual"), row.get("published"), row.get("real"))
         for key, row in rows.items()
     ]
 

@@ -19,7 +19,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.record import gpu_of_record, read_records
 from vrambudget.errors import VramBudgetError
 from vrambudget.measure.record import look, measure_job
-from vrambudget.measure.suite import Row, SuiteName, rows_of, sized
+from vrambudget.measure.suite import SuiteName, SuiteRow, rows_of, sized
 from vrambudget.units import format_bytes
 from vrambudget.validate import PEAKS, Check, validate
 
@@ -77,7 +77,7 @@ class _Found:
         mine = (machine["card"], machine["versions"])
         self._before = {r["id"]: r for r in before if (r.get("card"), r.get("versions")) == mine}
 
-    def measure(self, row: Row, gpu: Gpu) -> None:
+    def measure(self, row: SuiteRow, gpu: Gpu) -> None:
         """Measure a row, or show what is known of it."""
         missing = [name for name in row.needs if name not in self.machine["versions"]]
         if missing:
@@ -102,7 +102,7 @@ class _Found:
         put(_line(check))
         return None
 
-    def _skip(self, row: Row, why: str) -> None:
+    def _skip(self, row: SuiteRow, why: str) -> None:
         self.skipped += 1
         say(f"{row.id}: not measured: {why}")
 

@@ -31,7 +31,7 @@ _MODERATE, _SHORT = 512, 128  # tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SuiteRow:
     """A job without its size; `needs`: packages besides PyTorch and transformers."""
 
     name: str
@@ -58,16 +58,16 @@ def _row(
     *,
     too_large: bool = False,
     **fields: Any,
-) -> Row:
+) -> SuiteRow:
     """Return a row of the file."""
-    return Row(name, tuple(models), fields, tuple(batches), tuple(needs), too_large)
+    return SuiteRow(name, tuple(models), fields, tuple(batches), tuple(needs), too_large)
 
 
-QUICK: tuple[Row, ...] = tuple(_row(**row) for row in _SUITES["quick"])
+QUICK: tuple[SuiteRow, ...] = tuple(_row(**row) for row in _SUITES["quick"])
 """About 25 jobs; the last has to run out of memory."""
 
 
-def rows_of(suite: SuiteName) -> Iterator[Row]:
+def rows_of(suite: SuiteName) -> Iterator[SuiteRow]:
     """Yield a suite's rows; rows that no model of a kind has are left out when they are sized."""
     yield from QUICK
     if suite == "full":
@@ -77,7 +77,7 @@ def rows_of(suite: SuiteName) -> Iterator[Row]:
                 yield _row(**{**short, **method, "name": f"full: {method['name']}"}, models=[model])
 
 
-def sized(row: Row, gpu: Gpu, versions: Mapping[str, str]) -> dict[str, Any] | None:
+def sized(row: SuiteRow, gpu: Gpu, versions: Mapping[str, str]) -> dict[str, Any] | None:
     """Return a row's job as a record has it, None where no size of it fits the GPU.
 
     Raises VramBudgetError for a row that its model does not have.
@@ -95,7 +95,7 @@ def sized(row: Row, gpu: Gpu, versions: Mapping[str, str]) -> dict[str, Any] | N
     return None
 
 
-def _sizes(row: Row) -> Iterator[Fields]:
+def _sizes(row: SuiteRow) -> Iterator[Fields]:
     """Yield sizes from the largest, the last with short rows; too large ones from the smallest."""
     if row.is_too_large:
         yield from ({"model": row.models[0], "batch": 2**n} for n in range(_DOUBLINGS))
@@ -106,7 +106,7 @@ def _sizes(row: Row) -> Iterator[Fields]:
             yield {"model": model, "batch": row.batches[-1], "block": _SHORT}
 
 
-def _scenario(row: Row, size: Fields, gpu: Gpu, versions: Mapping[str, str]) -> Scenario:
+def _scenario(row: SuiteRow, size: Fields, gpu: Gpu, versions: Mapping[str, str]) -> Scenario:
     narrow = "bf16" if gpu.compute_capability >= _HAS_BF16 else "fp16"
     words = {"half": narrow, "amp": f"amp-{narrow}"}
     fields = {

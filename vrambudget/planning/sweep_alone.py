@@ -18,7 +18,7 @@ _PORTIONS_PER_CPU = 8  # so that all CPUs are busy to the end
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class PortionAlone:
     """Points (batch, block) of a setting, which is the sweep's number `number`."""
 
     number: int
@@ -27,27 +27,29 @@ class Portion:
     points: Sequence[tuple[int, int]]
 
 
-def portions(number: int, setting: Setting, points: Sequence[tuple[int, int]]) -> Iterator[Portion]:
+def portions(
+    number: int, setting: Setting, points: Sequence[tuple[int, int]]
+) -> Iterator[PortionAlone]:
     """Yield the points of one setting in portions of points of similar size."""
     order = sorted(range(len(points)), key=lambda index: points[index][0] * points[index][1])
     count = min(len(order), cpu_count() * _PORTIONS_PER_CPU)
     for start in range(count):
         indices = order[start::count]
-        yield Portion(number, setting, indices, [points[index] for index in indices])
+        yield PortionAlone(number, setting, indices, [points[index] for index in indices])
 
 
-def generation(number: int, setting: Setting) -> Portion:
+def generation(number: int, setting: Setting) -> PortionAlone:
     """Return the one point of a setting that is a generation."""
     job = setting.scenario.job
-    return Portion(number, setting, [0], [(job.batch, job.block or 0)])
+    return PortionAlone(number, setting, [0], [(job.batch, job.block or 0)])
 
 
-def requested(portion: Portion) -> list[int]:
+def requested(portion: PortionAlone) -> list[int]:
     """Return each point's peak of requested bytes."""
     return [found.peak.requested_bytes for found in replayed(portion)]
 
 
-def replayed(portion: Portion) -> list[Outcome]:
+def replayed(portion: PortionAlone) -> list[Outcome]:
     """Return each point's outcome."""
     scenario, gpus = portion.setting.scenario, portion.setting.gpus
     outcomes = []

@@ -21,7 +21,7 @@ from vrambudget.expressions import value as size_of
 from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.program.form import Program, Variant
 from vrambudget.program.guards import all_known, check_guards, derive
-from vrambudget.program.unfold import Stack
+from vrambudget.program.unfold import RecordedStack
 
 _MISSING = object()
 TRACED = (
@@ -63,7 +63,7 @@ def bound_keys(  # noqa: C901 - one rule a kind of key
     derive(program, sizes)
     check_guards(program, sizes)
     for row in program.stacks:
-        Stack(row, sizes, program)  # raises where so many layers were not recorded
+        RecordedStack(row, sizes, program)  # raises where so many layers were not recorded
     return sizes
 
 

@@ -27,7 +27,7 @@ from vrambudget.program.form import COUNT, Program, Row, with_paths
 from vrambudget.program.guards import check_guards, derive
 from vrambudget.program.layers import Block, Forward, PlayedLayer, State
 from vrambudget.program.rounds import with_rounds
-from vrambudget.program.unfold import Stack, Unfolded, unfolded
+from vrambudget.program.unfold import RecordedStack, Unfolded, unfolded
 from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose, Storage
 
@@ -242,7 +242,7 @@ class _Tree:
             setattr(outer, "input_embeddings", last)  # noqa: B010 - a module has any
         return module
 
-    def _make_layers(self, stack: Stack) -> None:
+    def _make_layers(self, stack: RecordedStack) -> None:
         layers = [
             PlayedLayer(self._state, f"{stack.path}.{i}", form, checkpoints=stack.checkpoints)
             for i, form in enumerate(self._rows.forms(stack))

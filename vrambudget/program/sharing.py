@@ -19,34 +19,36 @@ Placed = tuple[list[Any] | None, Row]
 
 
 @dataclass(slots=True)
-class Shared:
+class SharedLine:
     """A line, and which of the programs have it."""
 
     state: list[Any] | None
     row: Row
     of: set[int]
     form: str  # what it has in common with lines of other names
-    ends: list["Shared"] = field(default_factory=list)  # what is freed then
+    ends: list["SharedLine"] = field(default_factory=list)  # what is freed then
 
 
-def _lines(program: Iterable[Placed], number: int, inputs: Mapping[str, str]) -> Iterator[Shared]:
+def _lines(
+    program: Iterable[Placed], number: int, inputs: Mapping[str, str]
+) -> Iterator[SharedLine]:
     """Yield a program's lines. Their forms say of a tensor in which module it was made."""
     homes = dict(inputs)
-    line: Shared | None = None
+    line: SharedLine | None = None
     for state, (word, value) in program:
         if word == "del" and line is not None:
-            line.ends.append(Shared(None, (word, value), {number}, ""))
+            line.ends.append(SharedLine(None, (word, value), {number}, ""))
             continue
         for name in makes(word, value):
             homes[name] = f"{state and state[0]} {value[0] if word == 'op' else word}"
         names = {name: homes.get(name, "given") for name in tensors(value)}
         plain = renamed(value, names, lambda path: path)
         form = f"of {number}" if word == "repeat" else json.dumps([state, word, plain])
-        line = Shared(state, (word, value), {number}, form)
+        line = SharedLine(state, (word, value), {number}, form)
         yield line
 
 
-def _operation(line: Shared) -> str:
+def _operation(line: SharedLine) -> str:
     """Return what is run, and on what that is no tensor, without options."""
     word, value = line.row
     if word not in {"op", "call"}:
@@ -57,9 +59,9 @@ def _operation(line: Shared) -> str:
 
 def together(
     programs: Sequence[Iterable[Placed]], names: Sequence[dict[str, str]] | None = None
-) -> list[Shared]:
+) -> list[SharedLine]:
     """Return the lines of programs, those of several once; `names`: what tensors are named by."""
-    found: list[Shared] = []
+    found: list[SharedLine] = []
     most = max((int(name[1:]) for given in names or () for name in given.values()), default=0)
     for number, program in enumerate(programs):
         own = list(_lines(program, number, {} if names is None else names[number]))
@@ -87,7 +89,7 @@ class _Names:
         self._own |= new
         return True
 
-    def unite(self, one: list[Shared], other: list[Shared]) -> None:
+    def unite(self, one: list[SharedLine], other: list[SharedLine]) -> None:
         """Name alike what operations make that differ in their options or what they are given."""
         forms = [_operation(line) for line in one], [_operation(line) for line in other]
         for at, to, size in SequenceMatcher(None, *forms, autojunk=False).get_matching_blocks():
@@ -107,11 +109,13 @@ class _Names:
         return row[0], renamed(row[1], self._own, lambda path: path)
 
 
-def _joined(one: list[Shared], other: list[Shared], names: _Names | None) -> list[Shared]:
+def _joined(
+    one: list[SharedLine], other: list[SharedLine], names: _Names | None
+) -> list[SharedLine]:
     """Return the lines of both, in the order of each."""
     forms = [line.form for line in one], [line.form for line in other]  # no two repeats are alike
-    found: list[Shared] = []
-    differing: list[Shared] = []
+    found: list[SharedLine] = []
+    differing: list[SharedLine] = []
     a = b = 0
     for at, to, size in SequenceMatcher(None, *forms, autojunk=False).get_matching_blocks():
         if names is not None:
@@ -131,7 +135,7 @@ def _joined(one: list[Shared], other: list[Shared], names: _Names | None) -> lis
     return found if names is None else list(_once(found, other, names))
 
 
-def _alone(line: Shared, names: _Names | None) -> Shared:
+def _alone(line: SharedLine, names: _Names | None) -> SharedLine:
     """Return a line that one program has; what a `repeat` carries is named at the end."""
     if names is not None and line.row[0] != "repeat":
         line.row = names.named(line.row)
@@ -139,7 +143,7 @@ def _alone(line: Shared, names: _Names | None) -> Shared:
     return line
 
 
-def _ends(line: Shared, names: _Names | None) -> list[Shared]:
+def _ends(line: SharedLine, names: _Names | None) -> list[SharedLine]:
     """Return what is freed after a line, named as in the file."""
     if names is not None:
         for end in line.ends:
@@ -148,10 +152,10 @@ def _ends(line: Shared, names: _Names | None) -> list[Shared]:
     return line.ends
 
 
-def _once(lines: list[Shared], other: list[Shared], names: _Names) -> Iterator[Shared]:
+def _once(lines: list[SharedLine], other: list[SharedLine], names: _Names) -> Iterator[SharedLine]:
     """Yield lines, those of the other program once where a line before them is the same."""
     new = {id(line) for line in other}
-    found: list[Shared] = []
+    found: list[SharedLine] = []
     for line in lines:
         if id(line) in new:
             line.row = names.named(line.row) if line.row[0] == "repeat" else line.row
@@ -164,7 +168,7 @@ def _once(lines: list[Shared], other: list[Shared], names: _Names) -> Iterator[S
     yield from found
 
 
-def _same(line: Shared, before: list[Shared]) -> Iterator[Shared]:
+def _same(line: SharedLine, before: list[SharedLine]) -> Iterator[SharedLine]:
     """Yield lines that are the same, back to the last one of the same program."""
     for other in reversed(before):
         if other.of & line.of:

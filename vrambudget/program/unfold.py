@@ -17,7 +17,7 @@ MOST_ROWS = 1_000_000
 """Of all layers; 94 layers of a mixture of experts have 30,000."""
 
 
-class Stack:
+class RecordedStack:
     """A list of layers: how many there are, and which of them were recorded."""
 
     def __init__(self, row: Any, depths: Mapping[str, int], program: Program) -> None:
@@ -83,7 +83,7 @@ class Unfolded:
 
     def __init__(self, program: Program, depths: Mapping[str, int]) -> None:
         self.program = program
-        self.stacks = [Stack(row, depths, program) for row in program.stacks]
+        self.stacks = [RecordedStack(row, depths, program) for row in program.stacks]
         self.each: dict[str, list[str]] = {}  # the names of a cycle's tensor, round by round
         rows, own = program.code, dict[str, str]()
         for stack in self.stacks:
@@ -95,7 +95,7 @@ class Unfolded:
             self.each = {n: [own[n]] if n in own else [] for n in every - left}
         self.code = list(self._code(rows))
 
-    def forms(self, stack: Stack) -> list[int]:
+    def forms(self, stack: RecordedStack) -> list[int]:
         """Return of each layer a number that layers share whose instructions are the same."""
         numbers: dict[str, int] = {}
         own = {
@@ -110,7 +110,7 @@ class Unfolded:
                 text = stack.renamed(text, at)
         return text
 
-    def _within(self, path: str) -> Stack | None:
+    def _within(self, path: str) -> RecordedStack | None:
         """Return the stack of whose cycle a path is a layer."""
         for stack in self.stacks:
             if stack.period is not None and path.startswith(stack.path + "."):
@@ -122,7 +122,7 @@ class Unfolded:
     def built(self, rows: list[Row]) -> Iterator[Row]:
         """Yield how the model is built; neighbouring rows of a cycle are repeated together."""
         block: list[Row] = []
-        inside: Stack | None = None
+        inside: RecordedStack | None = None
         ends = tuple(f"{s.path}.{s.recorded - 1}." for s in self.stacks if s.is_short)
         for word, value in rows:
             name = value if isinstance(value, str) else value[0]
@@ -135,7 +135,7 @@ class Unfolded:
             block.append((word, value))
         yield from self._rounds(block, inside)
 
-    def _rounds(self, block: list[Row], stack: Stack | None) -> Iterator[Row]:
+    def _rounds(self, block: list[Row], stack: RecordedStack | None) -> Iterator[Row]:
         for at in range(stack.rounds if stack else 1):
             for word, value in block:
                 if isinstance(value, str):
@@ -163,7 +163,7 @@ class Unfolded:
             at = end + 1
 
     def _cycle(
-        self, body: list[Row], stack: Stack, carry: list[list[str]], names: dict[str, str]
+        self, body: list[Row], stack: RecordedStack, carry: list[list[str]], names: dict[str, str]
     ) -> Iterator[Row]:
         if len(body) * stack.rounds > MOST_ROWS:
             raise TooLargeError(f"{stack.key} makes more than {MOST_ROWS:,} instructions")
@@ -210,7 +210,7 @@ class Unfolded:
 
 
 def shortened(
-    program: Program, stack: Stack, rows: list[Row] | None = None
+    program: Program, stack: RecordedStack, rows: list[Row] | None = None
 ) -> tuple[list[Row], dict[str, str]] | None:
     """Return rows without a stack's cycle and last layer, and names of what that layer made.
 

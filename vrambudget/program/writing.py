@@ -22,7 +22,7 @@ from vrambudget.program.form import (
     Row,
     is_of,
 )
-from vrambudget.program.sharing import Placed, Shared, together
+from vrambudget.program.sharing import Placed, SharedLine, together
 from vrambudget.program.unfold import moved
 
 
@@ -145,7 +145,7 @@ def _of_module(value: Any, own: str | None) -> Any:
     return value
 
 
-def _conditional(lines: Iterable[Shared], cases: Sequence[Case]) -> Iterator[str]:
+def _conditional(lines: Iterable[SharedLine], cases: Sequence[Case]) -> Iterator[str]:
     """Yield lines, what not all cases have under `only`, and `at` where a state changes."""
     conditions: dict[frozenset[int], Any] = {frozenset(range(len(cases))): None}
     states: dict[int, Any] = {}

@@ -7,7 +7,7 @@ import torch
 
 from vrambudget.engine.context import context
 from vrambudget.ops.temporaries import BEFORE_RESULT
-from vrambudget.recording.listener import Phase
+from vrambudget.recording.listener import RecordedPhase
 from vrambudget.recording.raw import TensorLayout
 from vrambudget.traced import kernels, tracer
 from vrambudget.traced.products import PRODUCTS
@@ -20,7 +20,7 @@ def patches() -> Iterator[Patch]:
     """Yield what is replaced while the listener listens: (owner, name, replacement)."""
     rule, dispatch = kernels.temporaries, tracer.Tracer.__torch_dispatch__
     early = kernels.beforehand
-    running: list[Phase] = []
+    running: list[RecordedPhase] = []
 
     def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
         if not running:

@@ -72,15 +72,15 @@ def record(
     """
     tied = tied or {}
     if like is not None:
-        return Recorder(values, like.depth, job, tied).every(like)
+        return ConfigurationsRecorder(values, like.depth, job, tied).every(like)
     for deep in _DEEP[:-1]:
         with suppress(NotModelledError):
-            recorder = Recorder(values, deep, job, tied)
+            recorder = ConfigurationsRecorder(values, deep, job, tied)
             if recorder.folds() and (more := recorder.rest()):
-                recorder = Recorder(values, deep + more, job, tied)
+                recorder = ConfigurationsRecorder(values, deep + more, job, tied)
             if recorder.folds():
                 return recorder.every()
-    return Recorder(values, _DEEP[-1], job, tied).every()
+    return ConfigurationsRecorder(values, _DEEP[-1], job, tied).every()
 
 
 def names_in_lines(program: Program) -> set[str]:
@@ -90,7 +90,7 @@ def names_in_lines(program: Program) -> set[str]:
     return set(re.findall(r"[a-z]\w*", repr((lines, built))))
 
 
-class Recorder(Prober):
+class ConfigurationsRecorder(Prober):
     """Makes the program of one configuration, at a depth, None for its own."""
 
     def every(self, verdicts: Verdicts | None = None) -> Recorded:
@@ -108,7 +108,11 @@ class Recorder(Prober):
         found = []
         for name in names:
             job = self._asked if name is None else {**self._asked, "precision": name}
-            own = self if name is None else Recorder(self._values, self._deep, job, self._tied)
+            own = (
+                self
+                if name is None
+                else ConfigurationsRecorder(self._values, self._deep, job, self._tied)
+            )
             verdicts = verdicts or own.verdicts()
             found.append(own.recorded(verdicts))
             if clamps:

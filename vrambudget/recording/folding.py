@@ -18,7 +18,7 @@ _MOST_HEAD = 12
 Instruction = tuple[list[Any], Row]
 
 
-class Unit:
+class RepeatedLines:
     """What runs from one layer's begin to the next one's."""
 
     def __init__(self, number: int) -> None:
@@ -74,12 +74,12 @@ class Folded:
     def _split(self) -> None:
         """Split the code: before the first layer, layer by layer, after the last one."""
         self._before: list[Instruction] = []
-        self._units: list[Unit] = []
+        self._units: list[RepeatedLines] = []
         last = -1
         numbers = _numbers(self._code, self.stack)
         for at, ((state, row), number) in enumerate(zip(self._code, numbers, strict=True)):
             if number is not None and (not self._units or self._units[-1].number != number):
-                self._units.append(Unit(number))
+                self._units.append(RepeatedLines(number))
             (self._units[-1].rows if self._units else self._before).append((state, row))
             if number is not None:
                 last = at

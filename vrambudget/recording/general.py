@@ -12,7 +12,7 @@ import torch
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, _dense_strides
 from vrambudget.recording import buffers
-from vrambudget.recording.listener import Listener, Phase
+from vrambudget.recording.listener import Listener, RecordedPhase
 from vrambudget.recording.raw import Effects, Lies
 from vrambudget.tape.events import Storage
 from vrambudget.traced import casts, meta_fallback, tracer
@@ -84,7 +84,7 @@ def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small func
         if self.heard:
             self.effects, self.arguments = listener.pending
             listener.effects = self.effects
-            self.tracer.call, self.phase = self, Phase(listener)
+            self.tracer.call, self.phase = self, RecordedPhase(listener)
             self.own, self.places, self.dys, self.indices = [], [], (), {}
 
     def meta(self: Any, x: Tensor) -> Any:
@@ -189,7 +189,7 @@ def _of_graphs(listener: Listener) -> Iterator[Patch]:
     def ran(self: Any, function: Any, gradients: Any) -> Any:
         if not self.heard or id(function) not in self.indices:
             return backward(self, function, gradients)
-        self.phase, self.dys, kept = Phase(listener), tuple(gradients), len(self.places)
+        self.phase, self.dys, kept = RecordedPhase(listener), tuple(gradients), len(self.places)
         result = backward(self, function, gradients)
         if len(self.places) != kept:
             listener.problem(f"{self.effects.name}: its backward saves tensors")

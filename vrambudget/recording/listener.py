@@ -212,7 +212,7 @@ class Listener:
             del v
 
 
-class Phase:
+class RecordedPhase:
     """What happens on the tape between two positions, as events of a call."""
 
     def __init__(self, listener: Listener) -> None:
@@ -258,7 +258,7 @@ class Phase:
         return [row for _, _, row in found]
 
 
-class WholePhase(Phase):
+class WholePhase(RecordedPhase):
     """What happens on the tape, whoever does it: each storage by what the tape says of it."""
 
     def number_of(self, storage: Storage) -> int | None:

@@ -29,7 +29,7 @@ class RehearsedTry:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class LargestBatch:
     """What was found; `largest` is None where not even the smallest batch fits."""
 
     largest: int | None
@@ -55,7 +55,7 @@ def largest_batch(
     bounds: tuple[int, int],
     rehearse: Callable[[tuple[str, ...]], Rehearsal],
     environment: MutableMapping[str, str],
-) -> Search:
+) -> LargestBatch:
     """Return the largest batch within the bounds with which the command does not run out of memory.
 
     It is put into the `environment`, too. Raises VramBudgetError where there is no place for it, or
@@ -77,13 +77,13 @@ def largest_batch(
 
     low, high = bounds
     if not fits(low):
-        return Search(None, tuple(tries))
+        return LargestBatch(None, tuple(tries))
     if high > low and fits(high):
         low = high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return Search(low, tuple(tries))
+    return LargestBatch(low, tuple(tries))
 
 
 def _tried(batch: int, found: Rehearsal) -> RehearsedTry:
@@ -106,7 +106,7 @@ _COLUMNS = [
 ]
 
 
-def render_search(search: Search, gpu: str) -> str:
+def render_search(search: LargestBatch, gpu: str) -> str:
     """Return the search as text."""
     rows = [asdict(tried) for tried in sorted(search.tries, key=lambda tried: tried.batch)]
     found = "no batch fits" if search.largest is None else f"largest batch: {search.largest}"

@@ -13,7 +13,7 @@ from vrambudget.rehearse.curve import CALLED, OTHER
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import ending_text, frames_text, out_of_memory_text, run_text
 from vrambudget.report.amounts import Amounts
-from vrambudget.report.bar import Piece
+from vrambudget.report.bar import BarPiece
 from vrambudget.report.colours import COLOURS, OTHERS
 from vrambudget.report.html import cells, curve_data, document, peak_section
 from vrambudget.report.memory_curve import MemoryCurve, TensorGroup
@@ -71,7 +71,7 @@ def _verdict(result: Rehearsal) -> tuple[str, str, str]:
     return "fits", "FITS", f"{seen}: {left} {amounts.unit} left"
 
 
-def _pieces(result: Rehearsal) -> tuple[list[Piece], float]:
+def _pieces(result: Rehearsal) -> tuple[list[BarPiece], float]:
     """Return what the GPU holds at the peak, in stacking order, and where the GPU ends."""
     allocated, reserved = result.peak_allocated_bytes, result.peak_reserved_bytes
     sizes = dict.fromkeys((*COLOURS, *OTHERS), 0)
@@ -87,7 +87,7 @@ def _pieces(result: Rehearsal) -> tuple[list[Piece], float]:
     length = max(total, result.capacity_bytes)
     shown = zip(sizes, amounts.split(list(sizes.values()), amounts.of(total)), strict=True)
     found = [
-        Piece(name, sizes[name] / length, f"{amounts.text(part)} {amounts.unit}")
+        BarPiece(name, sizes[name] / length, f"{amounts.text(part)} {amounts.unit}")
         for name, part in shown
         if sizes[name] > 0
     ]

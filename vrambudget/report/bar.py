@@ -16,7 +16,7 @@ _NOT_DRAWN = ("capacity", "left")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BarPiece:
     """One piece of the bar: its share of the bar's length, and its amount as printed."""
 
     name: str
@@ -24,7 +24,7 @@ class Piece:
     amount: str
 
 
-def pieces(budget: Budget, lines: Ledger) -> tuple[list[Piece], float | None]:
+def pieces(budget: Budget, lines: Ledger) -> tuple[list[BarPiece], float | None]:
     """Return the pieces in stacking order, and where on the bar the GPU ends (None: no GPU)."""
     drawn = {
         line.name: line
@@ -37,7 +37,7 @@ def pieces(budget: Budget, lines: Ledger) -> tuple[list[Piece], float | None]:
     length = max(total, capacity, 1)
     unit = lines.amounts.unit
     found = [
-        Piece(
+        BarPiece(
             name,
             drawn[name].hundredths / length,
             f"{lines.amounts.text(drawn[name].hundredths)} {unit}",
@@ -48,7 +48,7 @@ def pieces(budget: Budget, lines: Ledger) -> tuple[list[Piece], float | None]:
     return found, capacity / length if budget.device else None
 
 
-def bar(found: Sequence[Piece], end: float | None, colour: Callable[[str], str]) -> str:
+def bar(found: Sequence[BarPiece], end: float | None, colour: Callable[[str], str]) -> str:
     """Return the bar of these pieces; a line marks where the GPU ends."""
     inside = "".join(
         f'<div title="{escape(piece.name)}: {piece.amount}" style="width:{piece.share:.3%};'

@@ -15,7 +15,7 @@ from vrambudget.budget import Budget
 from vrambudget.escaping import escape
 from vrambudget.estimator import Traced
 from vrambudget.files import text_beside
-from vrambudget.report.bar import Piece, bar, pieces
+from vrambudget.report.bar import BarPiece, bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS, css, slug, stacked
 from vrambudget.report.ledger import Ledger, ledger
 from vrambudget.report.memory_curve import MemoryCurve, memory_curve
@@ -81,7 +81,7 @@ def _sections(budget: Budget, lines: Ledger, plotted: str) -> Iterator[str]:
     yield f'<ul class="notes">{items}</ul>'
 
 
-def peak_section(found: Sequence[Piece], end: float | None) -> str:
+def peak_section(found: Sequence[BarPiece], end: float | None) -> str:
     """Return the bar of what is alive at the peak, with its legend."""
     items = "".join(
         f'<li><i style="background:var(--{slug(piece.name)})"></i>{escape(piece.name)}'

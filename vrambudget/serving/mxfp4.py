@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.linear import Linear
-from vrambudget.serving.quantised import BLACKWELL, HOPPER, ITEMSIZE, Ignored, Part
+from vrambudget.serving.quantised import BLACKWELL, HOPPER, ITEMSIZE, IgnoredLayers, Part
 from vrambudget.serving.vllm_versions import OLDEST
 from vrambudget.units import round_up
 
-_ALL_BUT_EXPERTS = Ignored((), "dense")
+_ALL_BUT_EXPERTS = IgnoredLayers((), "dense")
 _WORKSTATION = (11, 0)  # from here on GPUs without the data centre's kernels
 
 
@@ -28,7 +28,7 @@ class Mxfp4:
     biases in float32; others: Marlin's. `minor`: of vLLM's version.
     """
 
-    ignored: Ignored = _ALL_BUT_EXPERTS
+    ignored: IgnoredLayers = _ALL_BUT_EXPERTS
     minor: int = OLDEST
 
     while_loading = False

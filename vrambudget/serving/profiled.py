@@ -17,7 +17,7 @@ from vrambudget.serving.linear import Linear
 from vrambudget.serving.mxfp4 import Mxfp4
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.parameters import layer_tensors
-from vrambudget.serving.quantised import Packed, Quantisation
+from vrambudget.serving.quantised import PackedWeights, Quantisation
 from vrambudget.serving.vllm_versions import VllmRules
 
 _HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
@@ -51,7 +51,7 @@ def activations_bytes(
     hidden = step * width * itemsize
     workspace = _HOPPER_WORKSPACE if gpu.compute_capability == (9, 0) else _WORKSPACE
     mlp = 2 * hidden + 3 * step * inner * itemsize
-    if isinstance(quantised, Packed) and not quantised.repacked:
+    if isinstance(quantised, PackedWeights) and not quantised.repacked:
         linears = [t.elements for t in layer_tensors(config, 0, tp) if isinstance(t, Linear)]
         mlp += max(linears) * itemsize
     if isinstance(config, MoeConfig | LatentConfig):

@@ -34,7 +34,7 @@ _LATENT = ".kv_b_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
+class IgnoredLayers:
     """Layers that stay in 16 bit, by the names that a checkpoint says, each method in its way."""
 
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ def no_rule_for_experts(description: str) -> NotModelledError:
     )
 
 
-NOTHING = Ignored((), "equal")
+NOTHING = IgnoredLayers((), "equal")
 
 
 class Quantisation(Protocol):
@@ -81,7 +81,7 @@ class Quantisation(Protocol):
         """What it is, in a few words."""
 
     @property
-    def ignored(self) -> Ignored:
+    def ignored(self) -> IgnoredLayers:
         """The layers that stay as they are."""
 
     def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
@@ -89,7 +89,7 @@ class Quantisation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedWeights:
     """Integers of 4 or 8 bits in groups along the inputs; `group` -1: one group."""
 
     source: Literal["awq", "gptq", "wNa16"]
@@ -98,7 +98,7 @@ class Packed:
     zeros: bool
     ordered: bool  # columns in an order of their own: desc_act, actorder
     repacked: bool = True  # for Machete, AllSpark or Marlin
-    ignored: Ignored = NOTHING
+    ignored: IgnoredLayers = NOTHING
 
     while_loading = False
 
@@ -188,7 +188,7 @@ class EightBit:
     static: bool = False  # the scales of what comes in, too
     asymmetric: bool = False  # what comes in, of int8
     while_loading: bool = False
-    ignored: Ignored = NOTHING
+    ignored: IgnoredLayers = NOTHING
 
     @property
     def description(self) -> str:

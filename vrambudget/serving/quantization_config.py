@@ -19,13 +19,13 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.serving.mxfp4 import Mxfp4
-from vrambudget.serving.quantised import EightBit, Ignored, Packed, Quantisation
+from vrambudget.serving.quantised import EightBit, IgnoredLayers, PackedWeights, Quantisation
 
 USUAL: Mapping[str, Quantisation] = {
-    "awq": Packed("awq", bits=4, group=128, zeros=True, ordered=False, repacked=False),
-    "awq_marlin": Packed("awq", bits=4, group=128, zeros=True, ordered=False),
-    "gptq": Packed("gptq", bits=4, group=128, zeros=False, ordered=False, repacked=False),
-    "gptq_marlin": Packed("gptq", bits=4, group=128, zeros=False, ordered=False),
+    "awq": PackedWeights("awq", bits=4, group=128, zeros=True, ordered=False, repacked=False),
+    "awq_marlin": PackedWeights("awq", bits=4, group=128, zeros=True, ordered=False),
+    "gptq": PackedWeights("gptq", bits=4, group=128, zeros=False, ordered=False, repacked=False),
+    "gptq_marlin": PackedWeights("gptq", bits=4, group=128, zeros=False, ordered=False),
     "fp8": EightBit("fp8", "tensor", while_loading=True),
     "compressed-tensors": EightBit("fp8", "channel"),
 }
@@ -139,8 +139,8 @@ def _awq(keys: _Keys, asked: str | None) -> Quantisation:
     group, zeros = _group(keys, keys.number("group_size")), keys.flag("zero_point")
     if not zeros:
         raise keys.refuse("AWQ without zero points")
-    ignored = Ignored(keys.names("modules_to_not_convert"), "within")
-    return Packed(
+    ignored = IgnoredLayers(keys.names("modules_to_not_convert"), "within")
+    return PackedWeights(
         "awq", 4, group, zeros=True, ordered=False, repacked=asked != "awq", ignored=ignored
     )
 
@@ -152,7 +152,7 @@ def _gptq(keys: _Keys, asked: str | None) -> Quantisation:
         raise keys.refuse(f"GPTQ with {bits} bits")
     ordered = keys.flag("desc_act") and group > 0
     repacked = asked != "gptq" and keys.flag("sym")
-    return Packed("gptq", bits, group, zeros=False, ordered=ordered, repacked=repacked)
+    return PackedWeights("gptq", bits, group, zeros=False, ordered=ordered, repacked=repacked)
 
 
 def _group(keys: _Keys, group: int) -> int:
@@ -162,7 +162,7 @@ def _group(keys: _Keys, group: int) -> int:
 
 
 def _fp8(keys: _Keys, _: str | None) -> Quantisation:
-    ignored = Ignored(keys.names("ignored_layers", "modules_to_not_convert"), "equal")
+    ignored = IgnoredLayers(keys.names("ignored_layers", "modules_to_not_convert"), "equal")
     static = keys.text("activation_scheme") == "static"
     if block := keys.values.get("weight_block_size"):
         if block != [128, 128]:
@@ -182,7 +182,7 @@ def _compressed(keys: _Keys, _: str | None) -> Quantisation:
     group = groups.of(name)
     if group.names("targets") != ("Linear",):
         raise keys.refuse(f"a config_group for {show(group.values.get('targets'))}")
-    ignored = Ignored(keys.names("ignore"), "pattern")
+    ignored = IgnoredLayers(keys.names("ignore"), "pattern")
     weights = group.of("weights")
     inputs = group.of("input_activations") if group.values.get("input_activations") else None
     kind, bits, strategy = (
@@ -195,7 +195,7 @@ def _compressed(keys: _Keys, _: str | None) -> Quantisation:
         zeros = not weights.flag("symmetric", default=True)
         if bits in {4, 8} and (bits, zeros) != (8, True):
             ordered = weights.values.get("actorder") == "group"
-            return Packed("wNa16", bits, size, zeros=zeros, ordered=ordered, ignored=ignored)
+            return PackedWeights("wNa16", bits, size, zeros=zeros, ordered=ordered, ignored=ignored)
     elif bits == _EIGHT and (inputs is None or inputs.number("num_bits") == _EIGHT):
         scales = _SCALES.get(strategy)
         static = inputs is not None and not inputs.flag("dynamic", default=False)

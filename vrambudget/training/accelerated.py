@@ -40,7 +40,7 @@ def _in_region(run: Run, model: Module, inputs: dict[str, Any]) -> Outputs:
     return _to_float32(outputs) if run.settings.autocast_dtype else outputs
 
 
-class Prepared(Module):
+class PreparedModel(Module):
     """A model whose forward accelerate replaced, before it is wrapped for several GPUs."""
 
     def __init__(self, run: Run, model: Module, in_region: Callable[..., Any] = _in_region) -> None:

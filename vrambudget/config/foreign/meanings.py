@@ -1,7 +1,7 @@
 """What a key of another tool means for a job: a field's value, several fields, or nothing at all.
 
     Same("batch")                       the value is the field's
-    Sizes("resolution", pairs=False)    the largest of several values
+    SizesInText("resolution", pairs=False)    the largest of several values
     Switch({"checkpointing": "full"})   on: these fields; off: none
     OneOf({"adamw_torch": {...}})      each value has its fields
     Ignored()                           it decides no memory
@@ -65,12 +65,12 @@ class Same:
         return Translation({self.field: value})
 
 
-class Several(list[Any]):
+class ManyValues(list[Any]):
     """What a key says in each of several data sets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SizesInText:
     """The largest of several sizes; `pairs`: two numbers are a width and a height."""
 
     field: str
@@ -79,7 +79,7 @@ class Sizes:
     def translate(self, value: Any) -> Translation:
         """Return the field, as words of the command line have it."""
         stated = [
-            s for v in (value if isinstance(value, Several) else [value]) for s in self._of(v)
+            s for v in (value if isinstance(value, ManyValues) else [value]) for s in self._of(v)
         ]
         return Translation({self.field: max(stated, key=_area)}) if stated else Translation()
 
@@ -192,7 +192,9 @@ class MultiGpuOnly:
         return self.of.translate(value)
 
 
-Meaning = Same | Sizes | Switch | OneOf | Ignored | Uncounted | OnlyRanks | MultiGpuOnly | Model
+Meaning = (
+    Same | SizesInText | Switch | OneOf | Ignored | Uncounted | OnlyRanks | MultiGpuOnly | Model
+)
 Table = Mapping[str, Meaning]
 
 

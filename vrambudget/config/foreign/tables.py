@@ -3,7 +3,7 @@
 model = "key"                    the key that names the model
 ignored, flags, ranks            keys apart by spaces: Ignored, those without a value, OnlyRanks
 [same] key = "field"             or what Same takes
-[width_height], [largest]        key = "field": Sizes, pairs or not
+[width_height], [largest]        key = "field": SizesInText, pairs or not
 [switches] key = {fields}        or {on, off, assumed, said}
 [choices.KEY] what = "...", value = {fields}; said = "..." is noted
 [uncounted], [saves]             key = "what it is", or what Uncounted takes
@@ -23,7 +23,7 @@ from vrambudget.config.foreign.meanings import (
     Model,
     OneOf,
     Same,
-    Sizes,
+    SizesInText,
     Switch,
     Table,
     Uncounted,
@@ -68,8 +68,8 @@ def _meanings(own: Mapping[str, Any]) -> dict[str, Meaning]:
 
     return {
         **{key: _same(field) for key, field in of("same").items()},
-        **{key: Sizes(field, pairs=True) for key, field in of("width_height").items()},
-        **{key: Sizes(field, pairs=False) for key, field in of("largest").items()},
+        **{key: SizesInText(field, pairs=True) for key, field in of("width_height").items()},
+        **{key: SizesInText(field, pairs=False) for key, field in of("largest").items()},
         **{key: _choice(values) for key, values in of("choices").items()},
         **{key: _switch(fields) for key, fields in of("switches").items()},
         **{key: _uncounted(what) for key, what in of("uncounted").items()},

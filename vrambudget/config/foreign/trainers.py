@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from vrambudget.config.foreign.formats import Format
-from vrambudget.config.foreign.meanings import Several, ignored
+from vrambudget.config.foreign.meanings import ManyValues, ignored
 from vrambudget.config.foreign.tables import TABLES, read_file, table_of
 
 
@@ -54,7 +54,7 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 def _one(stated: list[Any]) -> Any:
     """Return what several data sets say as one value: of numbers the largest."""
     numbers = all(isinstance(each, int | float) for each in stated)
-    return stated[0] if len(stated) == 1 else max(stated) if numbers else Several(stated)
+    return stated[0] if len(stated) == 1 else max(stated) if numbers else ManyValues(stated)
 
 
 @cache

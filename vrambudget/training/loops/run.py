@@ -87,13 +87,13 @@ class Run:
         """Return what is wrapped: the model, or one whose forward accelerate replaced before."""
         if self.settings.loop == "plain" or not (self._rank and self._rank.has_region):
             return self._cached_model
-        from vrambudget.training.accelerated import Prepared  # noqa: PLC0415 - few jobs have ranks
+        from vrambudget.training.accelerated import PreparedModel  # noqa: PLC0415 - few jobs have ranks
 
         if self.settings.loop in TRL_LOOPS:
             from vrambudget.training.fused_head import in_region  # noqa: PLC0415 - the same
 
-            return Prepared(self, self._cached_model, in_region)
-        return Prepared(self, self._cached_model)
+            return PreparedModel(self, self._cached_model, in_region)
+        return PreparedModel(self, self._cached_model)
 
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the steps."""
