@@ -185,6 +185,13 @@ def test_a_record_that_cannot_be_written_is_said(rehearsed):
     assert any("left no record" in warning for warning in result.warnings)
 
 
+def test_a_record_for_which_memory_is_short_is_said_by_the_error(tmp_path, capfd):
+    short = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (0, 0))\n"
+    (script := tmp_path / "script.py").write_text(USE + short)
+    assert rehearse([PYTHON, str(script)], gpu="t4").ended == "finished"
+    assert "the record cannot be written: MemoryError" in capfd.readouterr().err
+
+
 DEAF = """
 for number in range(1, signal.NSIG):
     try:

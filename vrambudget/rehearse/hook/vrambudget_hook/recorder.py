@@ -310,7 +310,7 @@ class Recorder:
         try:
             self._leave(f"record-{os.getpid()}.json", self._record())
         except Exception as error:  # noqa: BLE001 - a full disk, or torch without its modules
-            reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             _say(f"vrambudget: the record cannot be written: {reason}\n")
         return True
 
