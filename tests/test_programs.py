@@ -31,7 +31,7 @@ NESTED = {"swin"}  # whose record has checkpoints around checkpoints, which its 
 PROGRAMS = {path.stem: path for path in RECORDED.glob("*.program")}
 RECORDS = [
     record
-    for record in records_of("model_types.jsonl")
+    for record in records_of("model_types.jsonl") + records_of("programs.jsonl")
     if record["model"]["model_type"] in PROGRAMS.keys() - DEEPER - NESTED
     and not (record.get("lora_rank") and "moe" in record["id"])  # experts take no LoRA here
 ]
