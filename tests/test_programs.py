@@ -159,6 +159,9 @@ def test_trainers_count_of_labels_is_traced_where_it_was_not_recorded(monkeypatc
         with pytest.raises(NotModelledError, match="with num_items_in_batch was not recorded"):
             estimate(model, batch=2, block=40, loop="trainer")
 
+    ignored = {"model_type": "m2m_100", "d_model": 64, "vocab_size": 300}  # by its own loss
+    assert "recording" in estimate(ignored, batch=2, block=40, loop="trainer").warnings[0]
+
     pytest.importorskip("transformers")
     assert "traced" in estimate(model, batch=2, block=40, loop="trainer").warnings[0]
 

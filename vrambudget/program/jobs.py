@@ -62,12 +62,17 @@ def not_recorded(
 
 def lacking(program: Program, job: Job) -> str | None:
     """Return what of a job a program that was read has nothing for."""
-    takes_count = program.source.get("accepts_loss_kwargs") and job.mode == "train"
-    if takes_count and job.loop == "trainer" and COUNT not in (name for name, *_ in program.inputs):
+    given = job.loop == "trainer" and job.mode == "train"
+    if given and program.source.get("accepts_loss_kwargs") and not _takes_count(program):
         return f"with {COUNT}"
-    return (
-        "with LoRA beside experts" if job.lora_rank is not None and _has_experts(program) else None
-    )
+    if job.lora_rank is not None and _has_experts(program):
+        return "with LoRA beside experts"
+    return None
+
+
+def _takes_count(program: Program) -> bool:
+    names = (*program.source.get("ignores", ()), *(name for name, *_ in program.inputs))
+    return COUNT in names
 
 
 def _has_experts(program: Program) -> bool:
