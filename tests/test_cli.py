@@ -162,7 +162,7 @@ def test_a_suffix_chooses_the_format_and_the_file_is_named_on_stderr(run, tmp_pa
     ("words", "message", "tip"),
     [
         (["gtp2"], "there is no model 'gtp2'", "did you mean 'gpt2'"),
-        ([*SMALL, "--gpu", "rtx 3061"], "not a GPU", "did you mean 'rtx-3060'"),
+        ([*SMALL, "--gpu", "rtx 3061"], "not a known GPU", "did you mean 'rtx-3060'"),
         ([*SMALL, "--gpu", "0GB"], "more than 0", ""),
         (["gpt2", "--bacth", "8"], "unrecognized arguments: --bacth 8", "did you mean '--batch'"),
         (["gpt2", "--batch", "0"], "batch is 0", ""),

@@ -290,6 +290,6 @@ def test_auto_without_the_library_or_a_driver_says_what_to_do(monkeypatch, tmp_p
 
 
 def test_a_bare_number_is_told_how_a_size_is_written():
-    with pytest.raises(VramBudgetError, match="'12' is not a GPU") as raised:
+    with pytest.raises(VramBudgetError, match="'12' is not a known GPU") as raised:
         find_gpu("12")
     assert "'12GB'" in raised.value.hint

@@ -145,7 +145,7 @@ def test_a_suite_s_records_could_be_sent() -> None:
         ({"hostname": "mine"}, "holds hostname"),
         ({"measured": {"peak_allocated": 1, "peak_reserved": 2}}, "say why in KNOWN"),
         ({"measured": {"oom": "CUDA out of memory."}}, "was not foreseen"),
-        ({"card": "a card of tomorrow", "machine": {}}, "not a GPU"),
+        ({"card": "a card of tomorrow", "machine": {}}, "not a known GPU"),
     ],
 )
 def test_a_record_that_cannot_be_kept_is_told_why(changes: dict[str, Any], words: str) -> None:

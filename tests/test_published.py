@@ -31,7 +31,7 @@ def test_a_real_gpu_measured_what_is_predicted(record):
     assert found.problem is None
     allocated, reserved = BOUNDS[found.kinds["card"]]
     assert abs(found.error("allocated")) <= allocated
-    assert abs(found.error("course") or 0) <= allocated
+    assert abs(found.error("trajectory") or 0) <= allocated
     assert abs(found.error("reserved")) <= reserved
 
 

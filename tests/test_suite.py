@@ -91,7 +91,7 @@ class Card:
         record = as_record(job, measured=measured, **found_on(machine))
         (check,) = validate([record])
         if "oom" not in measured:
-            peaks = {f"peak_{k}": n for k, n in check.predicted.items() if k != "course"}
+            peaks = {f"peak_{k}": n for k, n in check.predicted.items() if k != "trajectory"}
             record["measured"] = peaks
         return record
 

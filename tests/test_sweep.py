@@ -207,7 +207,7 @@ def test_a_mistake_in_a_process_reaches_the_caller_whole(monkeypatch):
         ({"batch": [1, 2.5]}, "batch is 2.5"),
         ({"block": [8, 2000]}, "positions for 1024"),
         ({"precision": ["fp32", "fp8"]}, "precision is 'fp8'"),
-        ({"gpu": ["T4", "T5"]}, "'T5' is not a GPU"),
+        ({"gpu": ["T4", "T5"]}, "'T5' is not a known GPU"),
         ({"by": "guess"}, "by is 'guess'"),
     ],
 )

@@ -38,19 +38,19 @@ def _record(**changes):
 def test_an_exact_prediction_is_exact_in_every_counter():
     (check,) = validate([_record()])
     assert check.problem is None
-    assert {check.error(c) for c in ("requested", "allocated", "reserved", "course")} == {0}
+    assert {check.error(c) for c in ("requested", "allocated", "reserved", "trajectory")} == {0}
 
 
 def test_errors_are_relative_to_what_was_measured():
     (check,) = validate([_record(peak_allocated=2, after_forward_0=0.5)])
     assert check.error("allocated") == pytest.approx(-0.5, rel=1e-6)
-    assert check.error("course") == pytest.approx(1, rel=1e-3)
+    assert check.error("trajectory") == pytest.approx(1, rel=1e-3)
     assert check.error("requested") == 0
 
 
 def test_the_course_is_where_it_is_farthest_off():
     (check,) = validate([_record(weights=0.99, after_forward_0=0.9)])
-    assert check.error("course") == pytest.approx(1 / 9, rel=1e-2)
+    assert check.error("trajectory") == pytest.approx(1 / 9, rel=1e-2)
 
 
 def _check(predicted, measured):
@@ -104,7 +104,7 @@ def _machine(capability):
         ({"model": {"model_type": "rwkv"}}, "rwkv"),
         ({"model": None}, "a model is a name"),
         ({"batch": 0}, "batch is 0"),
-        ({"card": "a card of tomorrow"}, "not a GPU"),
+        ({"card": "a card of tomorrow"}, "not a known GPU"),
         ({"versions": 3}, "versions is 3; it should be an object"),
         ({"parallel": {"tensor": 2}}, "parallel.world is None"),
         ({"parallel": {"method": ["ddp"]}}, "parallel.method is ['ddp']; it should be a word"),
@@ -154,7 +154,7 @@ def test_the_command_shows_records_then_gaps_then_the_summary(records, capsys):
     assert lines[2].split()[:2] == ["tiny", "requested"]
     assert lines[2].endswith("exact")
     assert any(line.startswith("not compared: no-such-model: ") for line in lines)
-    assert lines[-1].split() == ["course", "1", "0", "%", "exact", "100", "%", "0", "%"]
+    assert lines[-1].split() == ["trajectory", "1", "0", "%", "exact", "100", "%", "0", "%"]
 
 
 def test_the_command_s_json_has_records_and_summary(records, capsys):

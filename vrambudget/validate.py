@@ -6,11 +6,11 @@ PyTorch's counters showed them. tests/records/reference.jsonl holds forty-five. 
 have their `page`, the last printed digit in bytes (`rounding_bytes`; nobody can be closer than
 that, so what is within it is equal), and what had to be `assumed`.
 
-    error   (predicted - measured) / measured, for requested, allocated and reserved peaks
-    course  the same along the way (`weights`, `after_forward_K`, `after_backward_K`,
-            `after_step`), where it is largest
-    device  what nvidia-smi shows, the CUDA context with it: when the model is built
-            (`device_built`), or at the end (`device_peak`), when PyTorch holds what it reserved
+    error        (predicted - measured) / measured, for requested, allocated and reserved peaks
+    trajectory   the same along the way (`weights`, `after_forward_K`, `after_backward_K`,
+                 `after_step`), where it is largest
+    device       what nvidia-smi shows, the CUDA context with it: when the model is built
+                 (`device_built`), or at the end (`device_peak`), when PyTorch holds what it reserved
 
 For a record that ran out of memory, the question is whether that was predicted.
 
@@ -39,7 +39,7 @@ from vrambudget.tape.replay import Replay, replay, replay_on
 _MOST_MEASURED = 2**60
 PEAKS = ("requested", "allocated", "reserved")
 KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch", "script")
-COUNTERS = (*PEAKS, "course")
+COUNTERS = (*PEAKS, "trajectory")
 DEVICE = "device"
 _ENDS_STEPS = ("plain", "accelerate")  # other loops' steps end within a library
 
@@ -269,7 +269,7 @@ def _peaks(
     by_part: Iterable[tuple[int, int]] = (),
     on_device: tuple[int, int] | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return predicted and measured bytes by counter; "course" is where they differ most."""
+    """Return predicted and measured bytes by counter; "trajectory" is where they differ most."""
     peak = replayed.peak
     predicted = dict(
         zip(PEAKS, (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes), strict=True)
@@ -289,7 +289,7 @@ def _peaks(
         predicted[DEVICE], measured[DEVICE] = on_device
     if along:
         farthest = max(along, key=lambda pair: abs(relative_error(*pair)))
-        predicted["course"], measured["course"] = farthest
+        predicted["trajectory"], measured["trajectory"] = farthest
     return predicted, measured
 
 
