@@ -10,7 +10,7 @@ that, so what is within it is equal), and what had to be `assumed`.
     trajectory   the same along the way (`weights`, `after_forward_K`, `after_backward_K`,
                  `after_step`), where it is largest
     device       what nvidia-smi shows, the CUDA context with it: when the model is built
-                 (`device_built`), or at the end (`device_peak`), when PyTorch holds what it reserved
+                 (`device_built`), or at the end (`device_peak`), when PyTorch holds its reserve
 
 For a record that ran out of memory, the question is whether that was predicted.
 
