@@ -14,7 +14,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.integrations import run_here
 from vrambudget.serving.options import LLAMA_CPP_SHORT, LlamaCppOptions
 
-_OWN = {"engine", "ctx_size", "n_gpu_layers"}
+_OWN = {"engine", "ctx_size", "n_gpu_layers", "override_tensor"}
 _ALL_LAYERS = 999
 
 
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-c",
         type=readable,
         metavar="N",
-        help="tokens of all slots together, also as 32K (default: as many as fit)",
+        help="tokens of all slots together, also as 32K; 0: the model's own limit (default: as many"
+        " as fit)",
     )
     parser.add_argument(
         "--n-gpu-layers",
@@ -46,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         metavar="N",
         help="layers on GPUs, the output among them; all; auto (default): as many as fit",
+    )
+    parser.add_argument(
+        "--override-tensor",
+        "-ot",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="RULES",
+        help=f"{LlamaCppOptions.model_fields['override_tensor'].description}; also several times",
     )
     parser.add_argument(
         "--ollama",
@@ -78,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in fields}
     if given.get("n_gpu_layers", 0) is None:
         del given["n_gpu_layers"]
+    if "override_tensor" in given:
+        given["override_tensor"] = ",".join(given["override_tensor"])
     found = run_here.run(
         args.model,
         gpu=args.gpu,

@@ -6,7 +6,7 @@
     vllm serve Qwen/Qwen3-8B                serve Qwen/Qwen3-8B
     python -m sglang.launch_server --model-path M     serve M --engine sglang
 
-`run` and `serve` may stand before it.
+`run` and `serve` may stand before it, and `run` in the place of llama-server.
 """
 
 import re
@@ -31,7 +31,7 @@ def in_our_words(argv: Sequence[str]) -> Sequence[str]:
         for start, (command, *more) in _STARTS.items():
             if len(words) > length and re.fullmatch(start, typed) and typed.count(" ") < length:
                 return [command, *_model_first(words[length:]), *more]
-    return argv
+    return ["run", *_model_first(words)] if argv[0] == "run" else argv
 
 
 def _model_first(words: Sequence[str]) -> Sequence[str]:

@@ -71,10 +71,11 @@ def run(
     """Return what of `model` runs on GPUs and main memory, and how. Raises VramBudgetError.
 
     `ram`: main memory that is free; `context`: tokens of all slots together, by default as many as
-    fit; `ollama`: as `ollama run` starts it, `context` is its num_ctx; `options`: llama.cpp's own.
+    fit, 0 for the model's own limit; `ollama`: as `ollama run` starts it, `context` is its num_ctx;
+    `options`: llama.cpp's own.
     """
-    if context is not None and context <= 0:
-        raise VramBudgetError(f"context is {context}; it should be 1 token or more")
+    if context is not None and context < 0:
+        raise VramBudgetError(f"context is {context}; it should be 1 token or more, or 0")
     parsed = LlamaCppOptions.parse(options)
     rows, best = choices(model, gpu=gpu, ram=ram, context=context, options=parsed, as_ollama=ollama)
     text = run_report(best, _on(gpu), rows)
@@ -107,14 +108,14 @@ def choices(
     images = projector(Path(options.mmproj)) if options.mmproj else ()
     machine = Machine(gpus, _ram(ram, gpus), draft, images)
     if "ctx_size" in options.model_fields_set and context is None:
-        context = options.ctx_size or None
+        context = options.ctx_size
     models = models_of(model, (USUAL_KIND,) if as_ollama else KINDS + LOWER)
     if options.lora:
         models = (with_adapter(found, Path(options.lora)) for found in models)
     rows: list[RunChoice] = []
     for found in models:
         if len(rows) < len(KINDS) or not any(row.fits for row in rows):
-            on, own, tokens = machine, options, context
+            on, own, tokens = machine, options, found.positions if context == 0 else context
             if as_ollama:
                 taken, own = started(found, gpus, options, context)
                 on, tokens = Machine(taken, machine.ram_bytes, draft, images), own.ctx_size

@@ -174,6 +174,10 @@ def _said(choice: RunChoice) -> Iterator[str]:
         yield "the projector's compute buffer comes on top: the size of an image decides it"
     if choice.is_whole_with_q8_0:
         yield "with -ctk q8_0 -ctv q8_0 all layers are on GPUs, which is faster"
+    left, kept = found.ram_left_bytes, choice.options.cache_ram * _MIB
+    if left is not None and not choice.options.is_old and (kept < 0 or 0 <= left < kept):
+        most = f"{gib(kept)}" if kept > 0 else "any size"
+        yield f"llama-server keeps prompts in main memory in time, up to {most}: -cram 0 keeps none"
     if found.ram_bytes is None and not choice.is_whole:
         yield "whether main memory has that much is not checked: --ram 64GB says how much it has"
 
@@ -200,8 +204,6 @@ def _rough(choice: RunChoice) -> str:
         return f"of {model.architecture}"
     if any(model.states) and 0 < choice.found.offloaded <= model.layers:
         return f"of {model.architecture} with layers in main memory"
-    if not choice.found.gpus and choice.options.engine_version == "2026-10":
-        return "without a GPU, where embeddings may stand among tokens,"
     return ""
 
 
@@ -212,6 +214,9 @@ def commands(choice: RunChoice) -> list[str]:
     if not options.has_all_logits and not options.is_mapped and options.load_mode == "auto":
         mode = "none" if not options.mlock else "mlock" if options.no_mmap else "mmap+mlock"
         update = {"no_mmap": False, "mlock": False, "load_mode": mode}  # as these are called now
+        options = options.model_copy(update=update)
+    if options.model_draft and not options.spec_type and not options.has_all_logits:
+        update = {"spec_type": "draft-simple"}  # without it the draft model lies there unused
         options = options.model_copy(update=update)
     layers = "99" if options.n_gpu_layers is None else str(options.n_gpu_layers)
     context = str(options.ctx_size)

@@ -64,6 +64,7 @@ def of_draft(
     """Return what a draft model holds; several GPUs share its layers by what is free then."""
     own = {"ctx_size": found.cells * found.streams, "n_gpu_layers": None, "override_tensor": ""}
     own |= {"cpu_moe": False, "n_cpu_moe": 0, "cache_type_k": "f16", "cache_type_v": "f16"}
+    own |= {"model_draft": None, "spec_type": "", "n_cpu_ffn": 0}
     left = [
         replace(gpu, capacity_bytes=max(gpu.capacity_bytes - held.bytes, 1 + gpu.context_range[0]))
         for gpu, held in zip(gpus, found.gpus, strict=True)

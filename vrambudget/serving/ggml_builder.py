@@ -27,11 +27,13 @@ class Builder:
     """A graph in the making, of so many rows.
 
     `gpu`: where weights of main memory are computed with; `keeps_norms`: norms are where their
-    layer is, else where the operation before them is.
+    layer is, else where the operation before them is; `is_fused`: CUDA's kernels do several
+    operations at once, and keep what they read until all are done.
     """
 
-    def __init__(self, *, rows: int, gpu: int, keeps_norms: bool) -> None:
+    def __init__(self, *, rows: int, gpu: int, keeps_norms: bool, is_fused: bool) -> None:
         self.rows, self.gpu, self.keeps_norms = rows, gpu, keeps_norms
+        self.is_fused = is_fused
         self.nodes: list[Node] = []
         self.leaves: list[Node] = []
 
@@ -101,6 +103,14 @@ class Builder:
         """Write a part of a tensor to memory that stays."""
         part = Node(nbytes, None, [of], lies=True)
         self.nodes += [part, Node(0, device, [part], lies=True)]
+
+    def fuses(self, weight: Weight) -> bool:
+        """Return whether CUDA's kernels do several operations around a weight's at once."""
+        return self.is_fused and self.runs_on(weight) != HOST
+
+    def stays(self, *kept: Node) -> None:
+        """Keep what one kernel reads, and what it makes, until here."""
+        self.nodes.append(Node(0, None, kept, lies=True))
 
     def copied(self, x: Node) -> Node:
         """Return what is made of a view."""

@@ -163,7 +163,7 @@ def serve(
         options,
         placed,
         cells=(cells.cells, cells.window_cells),
-        outputs=options.ubatch_size if options.has_all_logits else slots,
+        outputs=options.outputs,
         flash=uses_flash(model, options),
     )
     held = {

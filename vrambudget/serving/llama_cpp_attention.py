@@ -49,11 +49,13 @@ class Attention(Builder):
         self.is_spread = not flash  # the cache's values; decided before attention is tried
         self.is_old = options.is_old
         self.is_whole = HOST not in placed.devices
+        self.copies_caches = flash and placed.has_gpus and not options.has_all_logits  # to float16
         self.is_encoder = model.architecture in UNCACHED
         super().__init__(
             rows=min(options.ubatch_size, options.batch_size, max(cells[0], 1)),
             gpu=0 if placed.has_gpus else HOST,
             keeps_norms=self.is_whole,
+            is_fused=options.engine_version == "2026-10",
         )
         self.cells = (self.rows, self.rows) if self.is_encoder else cells  # encoders have no cache
         self.outputs = min(outputs, self.rows)
@@ -202,7 +204,7 @@ class Attention(Builder):
             if each:
                 size = row_bytes(kind.upper(), each) * cells
                 caches.append(Node(size, self._cache_device(layer), shape=CACHE, lies=True))
-                if self.flash and kind != "f16" and not self.options.has_all_logits:
+                if self.copies_caches and kind != "f16":
                     extra += each * cells * 2
         if self.flash:
             if model.keys[layer] and not model.values[layer]:  # values are a part of latent rows

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.serving.ggml_builder import Weight
+from vrambudget.serving.ggml_builder import F32, Weight
 from vrambudget.serving.ggml_graph import CACHE, HOST, Node, needed
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 _DEEP = frozenset({"qwen3vl", "qwen3vlmoe"})  # whose first layers' sums have an image's features
 _SCALED = frozenset({"gemma3", "gemma3n", "gemma4", "gemma-embedding"})  # embeddings of tokens
 _LAYERS_OF_FEATURES = 3  # n_deepstack_layers
+_REDUCED = 15  # experts of a token whose sum one kernel makes, at most
+_CHOSEN_AT_ONCE = frozenset({288, 576, *(1 << n for n in range(10))})  # of so many experts
+_WEIGHED_LATER = frozenset({"gpt-oss", "llama4"})
+_UNNORMED = frozenset({"deepseek", "jamba", "olmoe", "qwen2moe"}) | _WEIGHED_LATER
 _RESIDUAL_FIRST = frozenset({"phi3", "phimoe"})  # whose sum takes the residual's place
 
 
@@ -76,17 +80,15 @@ class _Graph(Attention):
         model, rows, others = self.model, self.rows, self.placed.others
         tokens = self.leaf(rows)
         features = _LAYERS_OF_FEATURES if model.architecture in _DEEP else 0
-        if not self.is_old:  # embeddings as an input, which what is not chosen reads
-            given = self.leaf(model.hidden * rows * (1 + features))
-            given.readers = not self.options.has_all_logits
+        among = self._given(features)
         table = others.get("per_layer_token_embd")
         if table:  # of which each layer reads a part
             self.per_layer = self.node(table.shape[0], self.leaf(rows), device=HOST)
         self.inputs()
         self.out_ids = self.leaf(self.outputs)
         x = self.node(model.hidden, tokens, device=HOST)
-        if self.options.engine_version == "2026-10":
-            x = self._among_tokens(x, features)
+        if among:
+            x = self._among_tokens(x, features, among)
         if "position_embd" in others and any(model.keys):
             x = self.add(x, self.node(model.hidden, self.pos, device=HOST))
         elif features and not x.more:
@@ -107,18 +109,26 @@ class _Graph(Attention):
             logits = self.matrix({"output": output}, "output", norm)
             logits.readers += 1  # it is asked for
 
-    def _among_tokens(self, x: Node, features: int) -> Node:
+    def _given(self, features: int) -> list[Node]:
+        """Add embeddings as an input, which what is not chosen reads; return those among tokens."""
+        if self.is_old:
+            return []
+        is_mixed = self.options.engine_version == "2026-10"
+        size = self.model.hidden * self.rows * (1 + features)
+        among = [self.leaf(self.rows)] if is_mixed else []
+        self.leaf(size).readers = not self.options.has_all_logits
+        return [*among, self.leaf(2 * self.rows), self.leaf(size)] if is_mixed else []
+
+    def _among_tokens(self, x: Node, features: int, among: list[Node]) -> Node:
         """Return embeddings of tokens, where a batch may have others among them."""
-        width, rows = self.model.hidden * (1 + features), self.rows
-        ids, slots, given = self.leaf(rows), self.leaf(2 * rows), self.leaf(width * rows)
+        ids, slots, given = among
         own = self.node(self.model.hidden, ids, device=HOST)
         if features:
             x, own = (self._padded(each, features) for each in (x, own))
-        made = self.node(width, given)
+        made = self.node(self.model.hidden * (1 + features), given)
         self.nodes.append(Node(0, None, [own, slots, made], lies=True))
-        for kept in (ids, slots, given, made):  # nothing is made of what is not chosen
-            kept.readers += 1
-        return self.same(x, self.leaf(rows)) if self.model.architecture in _SCALED else x
+        made.readers += 1  # nothing is made of what is not chosen
+        return self.same(x, self.leaf(self.rows)) if self.model.architecture in _SCALED else x
 
     def _padded(self, x: Node, features: int) -> Node:
         """Return embeddings with room for an image's features, which is not read."""
@@ -194,41 +204,76 @@ class _Graph(Attention):
         return self._mlp(of, normed) if "ffn_down" in of else self.attention(layer, of, normed)
 
     def _mlp(self, of: Mapping[str, Weight], cur: Node, end: str = "") -> Node:
-        down = of.get(f"ffn_down{end}")
-        if down is None:
+        if f"ffn_down{end}" not in of:
             return cur
-        inner = down.shape[0]
+        return self.matrix(of, f"ffn_down{end}", self._activated(of, cur, end))
+
+    def _activated(self, of: Mapping[str, Weight], cur: Node, end: str) -> Node:
+        """Return what an MLP's last product reads."""
+        inner = of[f"ffn_down{end}"].shape[0]
         if f"ffn_gate{end}" in of:
             halves = (self.matrix(of, f"ffn_{half}{end}", cur) for half in ("gate", "up"))
-            act = self.node(inner, *halves)
-        elif of[f"ffn_up{end}"].shape[1] > inner:
-            up = self.matrix(of, f"ffn_up{end}", cur)
-            if self.options.engine_version == "2025-05":  # the halves were copied out
-                gate = self.same(self.node(inner, up))
-                act = self.same(gate, self.node(inner, up))
-            else:
-                act = self.node(inner, up)
-        else:
-            act = self.same(self.matrix(of, f"ffn_up{end}", cur))
-        return self.matrix(of, f"ffn_down{end}", act)
+            return self.node(inner, *halves)
+        up = self.matrix(of, f"ffn_up{end}", cur)
+        if up.nbytes == inner * self.rows * F32:
+            return self.same(up)
+        if self.options.engine_version == "2025-05":  # the halves were copied out
+            gate = self.same(self.node(inner, up))
+            return self.same(gate, self.node(inner, up))
+        return self.node(inner, up)
 
     def _mixture(self, of: Mapping[str, Weight], cur: Node) -> Node:
         used, hidden = self.model.experts_used, self.model.hidden
         is_weighted_first = self.model.architecture == "llama4"
-        logits = self.matrix(of, "ffn_gate_inp", cur)
-        probabilities = self.same(logits)
-        chosen = self.node(self.model.experts, logits if is_weighted_first else probabilities)
-        weights = self.node(used, probabilities, chosen)
+        chosen, weights = self._routed(of, cur)
         taken = self.same(self.node(used * hidden, cur), weights) if is_weighted_first else cur
         names = [n for n in ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps") if n in of]
         made = [self.matrix(of, name, taken, chosen, times=used) for name in names]
         width = used * of["ffn_down_exps"].shape[0]
         act = self.same(*made) if names == ["ffn_up_exps"] else self.node(width, *made)
-        down = self.matrix(of, "ffn_down_exps", act, chosen, times=used)
-        down = down if is_weighted_first else self.same(down, weights)
+        is_beside = not is_weighted_first and self._is_shared_beside(of)
+        shared = self._activated(of, cur, "_shexp") if is_beside else None
+        if is_beside:
+            self.stays(cur, chosen)
+        raw = self.matrix(of, "ffn_down_exps", act, chosen, times=used)
+        down = raw if is_weighted_first else self.same(raw, weights)
         total = self.node(hidden, down, down) if used > 1 else self.node(hidden, down)
         for _ in range(used - 2):
             total = self.add(total, down)
-        if "ffn_down_shexp" in of:
-            total = self.add(total, self._mlp(of, cur, "_shexp"))
-        return total
+        if self.fuses(of["ffn_down_exps"]) and 1 < used <= _REDUCED and not is_weighted_first:
+            self.stays(raw, weights)
+        if "ffn_down_shexp" not in of:
+            return total
+        shared = self.matrix(of, "ffn_down_shexp", shared or self._activated(of, cur, "_shexp"))
+        if gate := of.get("ffn_gate_inp_shexp"):
+            weighed = self.node(1, self.weight(gate), cur, device=self.runs_on(gate))
+            shared = self.same(shared, self.same(weighed))
+        return self.add(total, shared)
+
+    def _routed(self, of: Mapping[str, Weight], cur: Node) -> tuple[Node, Node]:
+        """Return which experts a token takes, and how it weighs them."""
+        used, many, name = self.model.experts_used, self.model.experts, self.model.architecture
+        logits = self.matrix(of, "ffn_gate_inp", cur)
+        likely = self.same(logits)
+        biased = self.same(likely) if "exp_probs_b.bias" in of else likely
+        chosen = self.node(many, logits if name == "llama4" else biased)
+        weights = self.node(used, likely, chosen)
+        made = [logits, likely, biased, chosen, weights]
+        if name not in _UNNORMED:
+            total = self.same(self.node(1, weights))
+            weights = self.same(weights, total)
+            made += [*total.sources, total, weights]
+        is_at_once = many in _CHOSEN_AT_ONCE and name not in _WEIGHED_LATER
+        if is_at_once and self.fuses(of["ffn_gate_inp"]):
+            self.stays(*made)
+        return chosen, weights
+
+    def _is_shared_beside(self, of: Mapping[str, Weight]) -> bool:
+        """Return whether the shared expert is computed with the others, as one of them."""
+        for half in ("gate", "up"):
+            own, shared = of.get(f"ffn_{half}_exps"), of.get(f"ffn_{half}_shexp")
+            if not (own and shared and self.is_fused and own.device == shared.device != HOST):
+                return False
+            if own.shape[:2] != shared.shape[:2] or own.nbytes != shared.nbytes * own.shape[2]:
+                return False  # of other rows, or in another type
+        return True

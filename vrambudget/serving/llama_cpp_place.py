@@ -5,7 +5,7 @@
                --tensor-split, by default by the memory that is free
     output     a model without one has a copy of its table of tokens here
     others     the table of tokens stays in main memory; factors of rotary tables are wherever
-               layers are; --override-tensor, --cpu-moe and --n-cpu-moe go before all of it
+               layers are; --override-tensor, --cpu-moe, --n-cpu-moe, --n-cpu-ffn go before all
 
 In a buffer, rows of quantised tensors are up to a multiple of 512 elements, and tensors up to one
 of 128 bytes (in main memory of 32).
@@ -38,6 +38,7 @@ _TELLING = 8  # layers of a kind: what they leave free settles later
 _ROW_PADDING = 512  # MATRIX_ROW_PADDING: elements
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)\b")
 _EXPERTS = re.compile(r"^blk\.\d+\.ffn_(up|down|gate|gate_up)_(ch|)exps")
+_MLP = re.compile(r"^blk\.\d+\.ffn_(up|down|gate)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,9 @@ def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Pl
         others=weights[-1],
         telling=tuple(_telling(model, devices, weights)),
         has_gpus=bool(gpus),
-        is_overridden=bool(options.override_tensor or options.cpu_moe or options.n_cpu_moe),
+        is_overridden=bool(
+            options.override_tensor or options.cpu_moe or options.n_cpu_moe or options.n_cpu_ffn
+        ),
     )
 
 
@@ -191,7 +194,7 @@ def _placed(
         for device in _of_tensor(tensor, devices, tied=tied):
             name = tensor.name.partition(".lora_")[0]
             where = next((to for rule, to in overrides if rule.search(name)), device)
-            if _keeps_experts(options, tensor) and where == device:
+            if where == device and _stays(options, tensor.name):
                 where = HOST
             found.append((tensor, where))
     return found
@@ -230,11 +233,11 @@ def _overrides(options: LlamaCppOptions, gpus: int) -> list[tuple[re.Pattern[str
     return rules
 
 
-def _keeps_experts(options: LlamaCppOptions, tensor: GgufTensor) -> bool:
-    """Return whether --cpu-moe or --n-cpu-moe keep a tensor in main memory."""
-    if not (options.cpu_moe or options.n_cpu_moe) or not _is_expert(tensor.name):
-        return False
-    return options.cpu_moe or _named(tensor.name)[0] < options.n_cpu_moe
+def _stays(options: LlamaCppOptions, tensor: str) -> bool:
+    """Return whether --cpu-moe, --n-cpu-moe or --n-cpu-ffn keep a tensor in main memory."""
+    if _is_expert(tensor):
+        return options.cpu_moe or _named(tensor)[0] < options.n_cpu_moe
+    return _MLP.match(tensor) is not None and _named(tensor)[0] < options.n_cpu_ffn
 
 
 @cache

@@ -135,6 +135,14 @@ LlamaCppVersion = Literal["2026-10", "2026-09", "2026-05", "2025-08", "2025-05"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 
 
+GUESSED: Mapping[str, int | None] = {"none": 0, "draft-simple": None} | {
+    **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v"), 48),
+    "ngram-mod": 64,
+    "ngram-cache": 8,
+}
+"""llama.cpp's ways to guess further tokens that have no cache of their own, and how many."""
+
+
 class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     """llama.cpp's arguments, with its defaults, but for layers: all are offloaded."""
 
@@ -175,6 +183,9 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     n_cpu_moe: Annotated[int, Field(ge=0)] = Field(
         0, description="the experts of so many layers, from the first on, stay in main memory"
     )
+    n_cpu_ffn: Annotated[int, Field(ge=0)] = Field(
+        0, description="the MLPs, not experts, of so many layers stay in main memory"
+    )
     no_kv_offload: bool = Field(default=False, description="the cache stays in main memory")
     cache_type_k: CacheType = Field("f16", description="of keys")
     cache_type_v: CacheType = Field("f16", description="of values; quantised: with flash_attn")
@@ -190,6 +201,15 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         "auto", description="both of these, since September 2026"
     )
     model_draft: str | None = Field(None, description="a draft model: a GGUF file, or name:Q4_K_M")
+    spec_type: str = Field(
+        "",
+        description=f"what guesses further tokens: {', '.join(GUESSED)}"
+        " (default: none, with a draft model draft-simple)",
+    )
+    spec_draft_n_max: Size = Field(3, description="tokens that a draft model guesses at once")
+    cache_ram: Annotated[int, Field(ge=-1)] = Field(
+        8192, description="MiB that prompts of earlier requests may take of main memory; -1: any"
+    )
     lora: str | None = Field(None, description="an adapter's GGUF file")
     mmproj: str | None = Field(
         None, description="a projector's GGUF file; its compute buffer is not included"
@@ -204,6 +224,16 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     def has_all_logits(self) -> bool:
         """Whether a batch has a row of logits for each token, and masks are float32 at first."""
         return self.engine_version < "2026-09"
+
+    @property
+    def outputs(self) -> int:
+        """Rows of logits that a batch may have: of each slot one, and of each guessed token."""
+        if self.has_all_logits:
+            return self.ubatch_size
+        kinds = self.spec_type or ("draft-simple" if self.model_draft else "none")
+        most = (GUESSED.get(kind) for kind in kinds.split(","))
+        guessed = max(self.spec_draft_n_max if n is None else n for n in most)
+        return min(self.batch_size, self.slots_and_streams[0] * (1 + guessed))
 
     @property
     def is_mapped(self) -> bool:
@@ -226,6 +256,9 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         is_off |= self.flash_attn == "auto" and self.is_old
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
+        if others := {*self.spec_type.split(",")} - {"", *GUESSED}:
+            what = "which has no rules: a layer or a head that predicts tokens has its own cache"
+            yield f"spec_type is {', '.join(sorted(others))}, {what}"
         if self.load_mode != "auto" and self.has_all_logits:
             yield f"load_mode is --no-mmap or --mlock by the rules of {self.engine_version}"
         if self.split_mode == "row":
@@ -244,6 +277,7 @@ LLAMA_CPP_SHORT: Mapping[str, str] = {
     "override_tensor": "-ot",
     "cpu_moe": "-cmoe",
     "n_cpu_moe": "-ncmoe",
+    "n_cpu_ffn": "-ncffn",
     "no_kv_offload": "-nkvo",
     "cache_type_k": "-ctk",
     "cache_type_v": "-ctv",

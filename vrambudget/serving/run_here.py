@@ -106,7 +106,8 @@ class Machine:
         weights = sum(nbytes(tensor) for tensor in model.tensors)
         eight = _with(options, ctx_size=chosen.ctx_size, cache_type_k="q8_0", cache_type_v="q8_0")
         found = self.serve(model, chosen)
-        helps = bool(found.read_bytes[1] and self.gpus) and self._has_left(model, eight)
+        is_ours = bool(found.read_bytes[1] and self.gpus) and not options.model_fields_set & _SPLITS
+        helps = is_ours and self._has_left(model, eight)
         return RunChoice(model, chosen, found, longest, weights, helps)
 
     def best_split(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppOptions:
@@ -181,7 +182,7 @@ class Machine:
 
 
 _SPLITS = frozenset({"n_gpu_layers", "override_tensor", "cpu_moe", "n_cpu_moe", "tensor_split"}) | {
-    *("split_mode", "no_kv_offload", "main_gpu")
+    *("split_mode", "no_kv_offload", "main_gpu", "n_cpu_ffn")
 }
 
 
