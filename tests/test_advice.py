@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 import vrambudget
-from vrambudget.cli import main
+from vrambudget.cli import DOES_NOT_FIT, main
 from vrambudget.estimator import trace_job
 from vrambudget.planning import advice as planning_advice
 from vrambudget.planning import forked
@@ -306,3 +306,10 @@ def test_where_lengths_change_the_longest_is_shortened_and_no_further_than_the_s
     assert shorter == "--block 200:448"  # half of the longest, in steps of 64
     advice = vrambudget.advise("distilgpt2", batch=4, block="600:1000", steps=4, gpu="t4")
     assert "--block 600:640" in {option.options for option in advice.options}
+
+
+def test_a_recipe_that_was_not_recorded_ends_no_report(monkeypatch, capsys):
+    """MiniMax M2 was recorded without padded rows, which TRL's loops have."""
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
+    assert main(["minimax-m2.5", "--gpu", "80GB"]) == DOES_NOT_FIT
+    assert not capsys.readouterr().err

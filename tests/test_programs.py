@@ -15,9 +15,15 @@ from vrambudget.config.record import job_of_record
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, TooLargeError, VramBudgetError
 from vrambudget.expressions import value
-from vrambudget.program.catalog import RECORDED, of_programs, program_at, program_config
+from vrambudget.program.catalog import (
+    RECORDED,
+    of_programs,
+    of_variants,
+    program_at,
+    program_config,
+)
 from vrambudget.program.form import Program
-from vrambudget.program.reading import read
+from vrambudget.program.reading import read, read_heads
 from vrambudget.program.writing import written
 from vrambudget.recording.merging import joined
 from vrambudget.recording.sized import Size, log2, report_to
@@ -371,6 +377,19 @@ def test_what_some_programs_have_alone_stands_under_only():
 def test_a_program_that_is_wrong_is_an_error(change, message):
     with pytest.raises(VramBudgetError, match=message):
         _play(change(TEXT))
+
+
+def test_only_the_program_that_is_played_is_read():
+    """T5 has 240 programs in eight files; which one is played is said in their first lines."""
+    texts = [p.read_text(encoding="utf-8") for n, p in PROGRAMS.items() if n.split(".")[0] == "t5"]
+    files = [read_heads(text, "x") for text in texts]
+    config = of_variants(find_model("t5-small").values, files)
+
+    job = job_of_record(
+        {"model": {"model_type": "t5"}, "batch": 2, "block": 40, "task": "seq2seq-lm"}
+    )
+    assert config.for_job(job.resolve(config)).chosen("seq2seq-lm")
+    assert [each.found is not None for file in files for each in file].count(True) == 1
 
 
 def test_a_program_that_changed_is_read_anew(tmp_path):

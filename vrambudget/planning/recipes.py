@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from vrambudget.config.job import Job
 from vrambudget.config.loops import TRL_LOOPS
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.choices import words_of
 from vrambudget.planning.forked import forked
@@ -87,14 +87,18 @@ def recipes(
     is trained under autocast where weights are in 16 bits. `progress` is called before each try,
     `skip` with the reason why something that suits cannot be tried.
     """
-    kitchen = _Kitchen(
-        scenario,
-        per_step=per_step,
-        batch_is_named="batch" in named,
-        margin_bytes=margin_bytes,
-        progress=progress,
-        skip=skip,
-    )
+    try:
+        kitchen = _Kitchen(
+            scenario,
+            per_step=per_step,
+            batch_is_named="batch" in named,
+            margin_bytes=margin_bytes,
+            progress=progress,
+            skip=skip,
+        )
+    except NotModelledError as error:
+        skip(error)
+        return []
     found: list[Recipe] = []
     for trains in kinds:
         *rungs, last = _ladder(scenario, trains, frozenset(named), mixed=trains in autocast)

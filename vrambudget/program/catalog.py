@@ -15,13 +15,14 @@ from vrambudget.files import read_file
 from vrambudget.program.config import ProgramConfig, configured
 from vrambudget.program.form import HEAD, Program, Variant
 from vrambudget.program.keys import bound_keys
-from vrambudget.program.reading import named_errors, read
+from vrambudget.program.reading import named_errors, read, read_heads
 
 RECORDED = Path(__file__).parent / "recorded"
 SUFFIX = ".program"
 _MOST_BYTES = 8 * 2**20
 
 _read = lru_cache(maxsize=32)(read)  # of the same text
+_read_heads = lru_cache(maxsize=32)(read_heads)
 
 
 def recorded_types() -> list[str]:
@@ -36,9 +37,17 @@ def is_program(path: Path) -> bool:
 
 def program_at(path: Path) -> Program:
     """Return the program that a file holds now. Raises VramBudgetError with the line."""
-    data = read_file(path, "program", _MOST_BYTES)
+    return _read(_text_of(path), str(path))
+
+
+def _heads_at(path: Path) -> list[Variant]:
+    """Return the programs that a file holds now, as `program_at` does, none of them read."""
+    return _read_heads(_text_of(path), str(path))
+
+
+def _text_of(path: Path) -> str:
     try:
-        return _read(data.decode(), str(path))
+        return read_file(path, "program", _MOST_BYTES).decode()
     except UnicodeDecodeError:
         raise VramBudgetError("this is no text", where=str(path)) from None
 
@@ -55,7 +64,7 @@ def program_config(found: FoundModel, error: NotModelledError) -> ProgramConfig 
         RECORDED.glob(f"{model_type}.*{SUFFIX}")
     )
     try:
-        config = of_programs(found.values, [program_at(path) for path in paths])
+        config = of_variants(found.values, [_heads_at(path) for path in paths])
     except NotModelledError as refusal:
         refusal.hint = error.hint or refusal.hint
         raise
@@ -65,17 +74,21 @@ def program_config(found: FoundModel, error: NotModelledError) -> ProgramConfig 
 
 
 def of_programs(keys: Mapping[str, Any], programs: list[Program]) -> ProgramConfig:
-    """Return the configuration with the programs whose conditions it keeps.
+    """Return the configuration with the programs whose conditions it keeps."""
+    return of_variants(keys, [program.every() for program in programs])
+
+
+def of_variants(keys: Mapping[str, Any], files: list[list[Variant]]) -> ProgramConfig:
+    """Return the configuration with those files' programs of which it keeps one's conditions.
 
     Raises the first one's refusal where it keeps none's.
     """
     fitting: list[Variant] = []
     refusal: NotModelledError | None = None
-    for program in programs:
-        variants = program.every()
+    for variants in files:
         for at, variant in enumerate(variants):
             try:
-                bound_keys(variant.program, keys)
+                bound_keys(variant.head, keys)
             except NotModelledError as error:
                 refusal = refusal or error
             else:
@@ -84,7 +97,7 @@ def of_programs(keys: Mapping[str, Any], programs: list[Program]) -> ProgramConf
     if not fitting:
         assert refusal is not None  # noqa: S101 - there was a program
         raise refusal
-    own = str(keys.get("model_type", programs[0].source.get("model_type", "model")))
+    own = str(keys.get("model_type", fitting[0].head.source.get("model_type", "model")))
     return configured(keys, tuple(fitting), own)
 
 

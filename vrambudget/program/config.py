@@ -203,12 +203,11 @@ class ProgramConfig(GeneratorConfig):
                 continue
             try:
                 with self.named_errors():
+                    self._sizes(variant.head)  # most of others' jobs end here, unread
                     return variant.program, self._sizes(variant.program)
             except NotModelledError as error:
                 nearest = nearest or error
-        found = nearest or refusal
-        assert found is not None  # noqa: S101 - there is a program
-        raise found
+        raise nearest or refusal or NotModelledError(f"{self.model_type} has no program")
 
     def named_errors(self) -> AbstractContextManager[None]:
         """Return what the program is simulated in."""
@@ -294,7 +293,9 @@ class ProgramConfig(GeneratorConfig):
         if self.job is not None and self.job.mode == "generate" and self.new_cache() is not None:
             calls = {name: self.chosen(task, name)[0] for name in CALLS}
             own = bound_keys(self.first, self.keys)
-            return Generator(self.first, calls, own, said_by(self.first, self.keys, self.job))
+            return Generator(
+                self.programs[0].program, calls, own, said_by(self.first, self.keys, self.job)
+            )
         program, sizes = self.chosen(task)
         if "cublas_bytes" in program.source:
             own_bytes = program.source["cublas_bytes"]

@@ -46,6 +46,7 @@ KINDS = {
 }
 MAPPINGS = {"key": "keys", "size": "sizes"}
 LISTS = {"guard": "guards", "stack": "stacks", "effects": "effects", "input": "inputs"}
+HEADS = frozenset({"source", "body", "key", "size", "guard", "stack", "input"})
 BUILT = frozenset({"new", "free", "weight", "buffer", "module", "run", "cast", "rows"})
 _NAME = re.compile(r"t\d+(\.\d+)?")
 
@@ -108,11 +109,25 @@ def _unread() -> Program:
 
 @dataclass(slots=True)
 class Variant:
-    """A program of other jobs: for which, and how it is read, which is done when it is needed."""
+    """A program of other jobs: for which, and how it is read, which is done when it is needed.
+
+    `head` is all that choosing one asks for, without how its model is built and what it does.
+    """
 
     when: dict[str, list[Any]]
     read: Callable[[], Program]
     found: Program | None = None
+    read_head: Callable[[], Program] | None = None
+    found_head: Program | None = None
+
+    @property
+    def head(self) -> Program:
+        """The program, or its source, keys, sizes, guards, stacks and inputs alone."""
+        if self.found is not None or self.read_head is None:
+            return self.program
+        if self.found_head is None:
+            self.found_head = self.read_head()
+        return self.found_head
 
     @property
     def program(self) -> Program:

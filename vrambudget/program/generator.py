@@ -25,8 +25,8 @@ class GeneratorConfig(ModelConfig):
 
     @property
     def first(self) -> Program:
-        """The program that stands for all where they do not differ."""
-        return self.programs[0].program
+        """The head of the program that stands for all where they do not differ."""
+        return self.programs[0].head
 
     @property
     def hidden_size(self) -> int | None:

@@ -202,13 +202,13 @@ _SPELLINGS = ("model_type", "num_labels", "rope_scaling", "rope_theta")
 
 def unknown_in(keys: Mapping[str, Any], programs: Sequence[Variant]) -> tuple[str, ...]:
     """Return the keys that the recorded class has not. Raises VramBudgetError for a slip."""
-    first = programs[0].program
+    first = programs[0].head
     others = set(first.source.get("others", keys)) - HARMLESS_VALUES.keys()
     known = {*others, *first.keys.get("attribute_map", ()), *_SPELLINGS}
     unknown = ModelConfig.others(keys, known | _roots(first))
     if not unknown:  # most files end here: further programs are not read
         return ()
-    known |= {root for each in programs for root in _roots(each.program)}
+    known |= {root for each in programs for root in _roots(each.head)}
     unknown &= ModelConfig.others(keys, known)
     if slips := slips_of(unknown, known):
         hint = did_you_mean(min(slips), known)

@@ -14,6 +14,7 @@ from vrambudget.program.form import (
     BUILT,
     FORM,
     HEAD,
+    HEADS,
     KINDS,
     LISTS,
     MOST_LINES,
@@ -53,6 +54,14 @@ def named_errors(where: str) -> Iterator[None]:
 
 def read(text: str, where: str) -> Program:
     """Return the program that a text is. Raises VramBudgetError with the line."""
+    first, *others = read_heads(text, where)
+    program = first.program
+    program.variants = others
+    return program
+
+
+def read_heads(text: str, where: str) -> list[Variant]:
+    """Return the programs of a text, each read when it is needed, and its head before it."""
     lines = text.splitlines()
     if not lines or lines[0].partition(" ")[0] != HEAD:
         raise VramBudgetError(f"this is no program: it begins without {HEAD!r}", where=where)
@@ -69,26 +78,31 @@ def read(text: str, where: str) -> Program:
             f"the program is cut off: its last line should be 'end {len(lines) - 1}'",
             where=f"{where}, line {len(lines)}",
         )
-    return _File(lines, where).program()
+    return _File(lines, where).variants()
 
 
 class _File:
-    """A file's lines, each with the jobs that it is for; read once, by the first program."""
+    """A file's lines, each with the jobs that it is for; read once, by the first that asks."""
 
     def __init__(self, lines: list[str], where: str) -> None:
         self._where, self._texts = where, lines
         self._rows: dict[int, Row] = {}
         self._lines: list[tuple[int, Any]] = []
+        self._heads: list[tuple[int, Any]] = []  # those of them that choosing asks for
         self._cases: list[Case] = []
         scope: Any = None
+        scopes: dict[str, Any] = {}  # one for all lines that say the same
         for number in range(2, len(lines)):
             word = self._word(number)
             if word == "only":
-                scope = self._said(number)
+                line = lines[number - 1]
+                scope = scopes[line] = scopes[line] if line in scopes else self._said(number)
             elif word == "when":
                 self._cases.append(self._said(number))
             else:
                 self._lines.append((number, scope))
+                if word in HEADS:
+                    self._heads.append((number, scope))
 
     def _row(self, number: int) -> Row:
         if number not in self._rows:
@@ -109,17 +123,23 @@ class _File:
             raise _unreadable(self._texts[number - 1], number, self._where) from None
         return found
 
-    def program(self) -> Program:
-        """Return the first program, with the others as its variants."""
-        cases = self._cases or [{}]
-        first = self._of(cases[0])
-        first.variants = [Variant(case, partial(self._of, case)) for case in cases[1:]]
-        return first
+    def variants(self) -> list[Variant]:
+        """Return the programs, the first one's jobs first."""
+        return [
+            Variant(case, partial(self._of, case), read_head=partial(self._head_of, case))
+            for case in self._cases or [{}]
+        ]
+
+    def _head_of(self, case: Case) -> Program:
+        """Return what decides whether a case's program is that of a configuration and a job."""
+        program = Program(where=self._where, when=case)
+        _read([(n, *self._row(n)) for n, _ in _kept(self._heads, case)], program)
+        return _alone(program) if program.body else program
 
     def _of(self, case: Case) -> Program:
         """Return the program of a case: its lines, and how the model is built with each key."""
         program = Program(where=self._where, when=case)
-        own = [(n, scope) for n, scope in self._lines if scope is None or is_of(scope, case)]
+        own = list(_kept(self._lines, case))
         built = [row for row in own if self._word(row[0]) in BUILT]
         _read([(n, *self._row(n)) for n, _ in own if self._word(n) not in BUILT], program)
         ways = {key: rule["in"] for key, rule in program.keys.items() if "in" in rule}
@@ -134,13 +154,21 @@ class _File:
 
     def _built(self, lines: list[tuple[int, Any]], case: Case, used: set[str]) -> list[Row]:
         own = Program(where=self._where, used=used)
-        _read(
-            [(n, *self._row(n)) for n, scope in lines if scope is None or is_of(scope, case)], own
-        )
+        _read([(n, *self._row(n)) for n, _ in _kept(lines, case)], own)
         return own.built
 
     def _word(self, number: int) -> str:
         return self._texts[number - 1].partition(" ")[0]
+
+
+def _kept(lines: list[tuple[int, Any]], case: Case) -> Iterator[tuple[int, Any]]:
+    """Yield the lines that a case keeps, by what each says of jobs."""
+    known: dict[int, bool] = {}
+    for number, scope in lines:
+        if id(scope) not in known:
+            known[id(scope)] = scope is None or is_of(scope, case)
+        if known[id(scope)]:
+            yield number, scope
 
 
 def _check_keys(program: Program) -> None:

@@ -122,8 +122,7 @@ class ConfigurationsRecorder(Prober):
     def recorded(self, verdicts: Verdicts) -> Recorded:
         """Return the program of probes of all free sizes; one that does not fit is a condition."""
         error: UnfitError | None = None
-        droppable = verdicts.free if verdicts.built is None else ()  # how it is built is shared
-        for dropped in [None, *droppable]:
+        for dropped in [None, *verdicts.droppable]:
             free = {k: v for k, v in verdicts.free.items() if k != dropped}
             own = dict(verdicts.conditions)
             if dropped is not None:
@@ -327,7 +326,5 @@ class ConfigurationsRecorder(Prober):
         """Return the rate that holds where a key is null: another key's."""
         if self._own[key] is not None:
             return {}
-        before = rates_in(self.base.rows)
         after = rates_in(self._recording({key: None}).rows)
-        pairs = dict(zip(before, after, strict=True))
-        return {"else": pairs[key]}
+        return {"else": dict(zip(rates_in(self.base.rows), after, strict=True))[key]}

@@ -64,6 +64,11 @@ class Verdicts:
     built: list[Any] | None = None  # how, once it was recorded
     folds: dict[str, list[int]] = field(default_factory=dict)  # of stacks: first layer and period
 
+    @property
+    def droppable(self) -> tuple[str, ...]:
+        """Sizes that may become conditions: none once jobs share how their model is built."""
+        return tuple(self.free) if self.built is None else ()
+
 
 class Prober:
     """Records one configuration at a depth, None for its own."""

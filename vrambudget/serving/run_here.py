@@ -106,8 +106,10 @@ class Machine:
         weights = sum(nbytes(tensor) for tensor in model.tensors)
         eight = _with(options, ctx_size=chosen.ctx_size, cache_type_k="q8_0", cache_type_v="q8_0")
         found = self.serve(model, chosen)
-        is_ours = bool(found.read_bytes[1] and self.gpus) and not options.model_fields_set & _SPLITS
-        helps = is_ours and self._has_left(model, eight)
+        chooses_split = (
+            bool(found.read_bytes[1] and self.gpus) and not options.model_fields_set & _SPLITS
+        )
+        helps = chooses_split and self._has_left(model, eight)
         return RunChoice(model, chosen, found, longest, weights, helps)
 
     def best_split(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppOptions:
