@@ -73,7 +73,7 @@ def traced_step(
         pattern = Pattern(tuple(names), tuple(finals), tuple(own.operations[first:]))
         splits = sorted(context.splits)
         shapes = {shape: n for n, split in enumerate(splits) for shape in split.accumulators}
-        blocks_of = tuple(shapes.get(of[0], -1) if of else -1 for of in own.contents[first:])
+        blocks_of = tuple(shapes.get(tuple(of[0]), -1) if of else -1 for of in own.contents[first:])
         counts = [*(split.blocks for split in splits), 1]
         shares = zip(own.sizes[first:], blocks_of, strict=True)
         sizes = tuple(size // counts[n] for size, n in shares)

@@ -227,9 +227,10 @@ class ProgramConfig(GeneratorConfig):
                 f"target_len is {job.target_len}; the decoder has positions for"
                 f" {self.learned_positions} tokens"
             )
-        length = job.target_len if hears else job.block
+        own = (job.prompt, job.new) if job.mode == "generate" else (job.block, job.target_len)
+        length = own[1] if hears else own[0]
         if isinstance(length, int):
-            jobs = {"length": length, "batch": job.batch, "target": job.target_len or length}
+            jobs = {"length": length, "batch": job.batch, "target": own[1] or length}
             check_guards(program, sizes | jobs)
         return sizes
 

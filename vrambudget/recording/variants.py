@@ -131,9 +131,9 @@ def _jobs(values: Values, task: str, attentions: Sequence[str]) -> Iterator[Valu
             continue
         ways = _ways(values, job, "causal_mask", ("skipped", "built"))
         ways += [{**job, **mask} for mask in MASKS]
+        ways = [own for way in ways for own in _ways(values, way, "use_cache", (True, False))]
         if task != "seq2seq-lm":
-            for way in ways:
-                yield from _ways(values, way, "use_cache", (True, False))
+            yield from ways
             continue
         for way in ways:  # T5's layers cache, unless they are checkpoints
             yield from _ways(values, way, "checkpointing", ("none", "full"))
