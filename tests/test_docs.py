@@ -127,6 +127,8 @@ def test_the_readme_shows_what_its_commands_print(command, shown):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("command", "shown"), _outputs())
 def test_an_output_is_what_the_command_prints(command, shown):
+    if "--as-plain" in command:  # Ministral at batch 1 without a cache, which no recording has
+        pytest.importorskip("transformers")
     assert pages.printed(command) == shown
 
 
