@@ -138,7 +138,7 @@ def test_what_a_handler_raises_while_a_tensor_dies_ends_the_estimate(dies, last,
 
 @pytest.fixture
 def no_callbacks_of_gc():
-    """Hypothesis leaves one behind; what a handler raises in it, Python drops and pytest reports."""
+    """Hypothesis leaves one; what a handler raises in it, Python drops and pytest reports."""
     others, gc.callbacks[:] = [*gc.callbacks], []
     yield
     gc.callbacks[:] = others
