@@ -109,17 +109,26 @@ def card_name(name: str) -> str | None:
         sizes = [known for known in card_names() if size.fullmatch(plain_name(known))]
         if plain and len(sizes) == 1:
             return sizes[0]
-    return _by_repository().get(wanted) if wanted else None
+    return _by_last_part().get(wanted) if wanted else None
 
 
 @cache
-def _by_repository(folder: str = "") -> dict[str, str]:
-    """Return the card's name by the last part of each of its hub ids, without separators."""
+def _repositories(folder: str = "") -> dict[str, str]:
+    """Return the name of the model card that lists each hub id, "org/name" in small letters."""
     found: dict[str, str] = {}
     for path in sorted((cards_folder() / folder).glob("*.toml")):
         listed = re.search(r"^repositories = \[(.*?)\]", card_text(path), re.DOTALL | re.MULTILINE)
-        for last in re.findall(r'/([^"]+)"', listed[1] if listed else ""):
-            found.setdefault(plain_name(last), path.stem)
+        for known in re.findall(r'"([^"]+)"', listed[1] if listed else ""):
+            found.setdefault(known.lower(), path.stem)
+    return found
+
+
+@cache
+def _by_last_part(folder: str = "") -> dict[str, str]:
+    """Return the same by the last part of each hub id, without separators."""
+    found: dict[str, str] = {}
+    for known, name in _repositories(folder).items():
+        found.setdefault(plain_name(known.partition("/")[2]), name)
     return found
 
 
@@ -137,9 +146,8 @@ def gguf_names() -> tuple[str, ...]:
 def near_names(name: str) -> str | None:
     """Return a hint with the cards that a name is the beginning of, or that look like it."""
     wanted, names = plain_name(name), (*card_names(), *picture_names())
-    spelled = [(plain_name(known), known) for known in names] + [
-        *_by_repository("pictures").items()
-    ]
+    spelled = [(plain_name(known), known) for known in names]
+    spelled += _by_last_part("pictures").items()
     begun = sorted({known for plain, known in spelled if wanted and plain.startswith(wanted)})
     if begun:
         more = f" and {len(begun) - _SHOWN} more" if len(begun) > _SHOWN else ""
@@ -193,10 +201,5 @@ def card_text(path: Path) -> str:
 
 def card_of_repository(repository: str) -> ModelCard | None:
     """Return the model card of a hub repository, if there is one."""
-    wanted = f'"{repository.lower()}"'
-    for path in sorted(cards_folder().glob("*.toml")):
-        if wanted in card_text(path).lower():  # saves parsing them all
-            card = read_card(path)
-            if wanted.strip('"') in map(str.lower, card.repositories):
-                return card
-    return None
+    name = _repositories().get(repository.lower())
+    return None if name is None else read_card(cards_folder() / f"{name}.toml")

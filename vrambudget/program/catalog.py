@@ -13,16 +13,15 @@ from vrambudget.config.source import FoundModel
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.files import read_file
 from vrambudget.program.config import ProgramConfig, configured
-from vrambudget.program.form import HEAD, Program, Variant
+from vrambudget.program.form import HEAD, Program, Variant, whole
 from vrambudget.program.keys import bound_keys
-from vrambudget.program.reading import named_errors, read, read_heads
+from vrambudget.program.reading import named_errors, read_heads
 
 RECORDED = Path(__file__).parent / "recorded"
 SUFFIX = ".program"
 _MOST_BYTES = 8 * 2**20
 
-_read = lru_cache(maxsize=32)(read)  # of the same text
-_read_heads = lru_cache(maxsize=32)(read_heads)
+_read_heads = lru_cache(maxsize=32)(read_heads)  # of the same text
 
 
 def recorded_types() -> list[str]:
@@ -37,19 +36,16 @@ def is_program(path: Path) -> bool:
 
 def program_at(path: Path) -> Program:
     """Return the program that a file holds now. Raises VramBudgetError with the line."""
-    return _read(_text_of(path), str(path))
+    return whole(_heads_at(path))
 
 
 def _heads_at(path: Path) -> list[Variant]:
-    """Return the programs that a file holds now, as `program_at` does, none of them read."""
-    return _read_heads(_text_of(path), str(path))
-
-
-def _text_of(path: Path) -> str:
+    """Return the programs that a file holds now, none of them read."""
     try:
-        return read_file(path, "program", _MOST_BYTES).decode()
+        text = read_file(path, "program", _MOST_BYTES).decode()
     except UnicodeDecodeError:
         raise VramBudgetError("this is no text", where=str(path)) from None
+    return _read_heads(text, str(path))
 
 
 def program_config(found: FoundModel, error: NotModelledError) -> ProgramConfig | None:

@@ -137,6 +137,14 @@ class Variant:
         return self.found
 
 
+def whole(variants: list[Variant]) -> Program:
+    """Return the first program, with the others as its variants."""
+    first, *others = variants
+    program = first.program
+    program.variants = others
+    return program
+
+
 def is_of(condition: Any, case: Case) -> bool:
     """Return whether a case keeps what is under `only`: a key that it does not say holds."""
     if isinstance(condition, list):

@@ -25,6 +25,7 @@ from vrambudget.program.form import (
     Variant,
     is_of,
     is_tensor,
+    whole,
 )
 from vrambudget.program.unfold import moved, renamed
 
@@ -54,10 +55,7 @@ def named_errors(where: str) -> Iterator[None]:
 
 def read(text: str, where: str) -> Program:
     """Return the program that a text is. Raises VramBudgetError with the line."""
-    first, *others = read_heads(text, where)
-    program = first.program
-    program.variants = others
-    return program
+    return whole(read_heads(text, where))
 
 
 def read_heads(text: str, where: str) -> list[Variant]:

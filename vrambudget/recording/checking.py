@@ -36,7 +36,7 @@ def peaks(config: ModelConfig, job: Job) -> Peaks:
 def check(program: Program, values: Values, jobs: Sequence[Values] = JOBS, **fields: Any) -> int:
     """Return at how many sizes the program equals its trace. Raises UnequalError at another."""
     longer = fields.pop("block", 40) - 40
-    batch = {key: fields.pop(key) for key in ("batch",) if key in fields}
+    batch = {"batch": fields.pop("batch")} if "batch" in fields else {}
     jobs = [{**own, "block": own["block"] + longer, **batch} for own in jobs]
     if "target" in program.sizes:
         jobs = [{**own, "target_len": own["block"] - 8} for own in jobs]

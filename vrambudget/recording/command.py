@@ -52,7 +52,7 @@ def recorded(
         )
 
         if join is not None:
-            return found.name, of_versions(program_at(join), values, task)
+            return found.name, of_versions(program_at(join), values, task, attentions)
         every = record_variants(values, task, attentions)
         every.program.source["sizes"] = _plain(values)
         return found.name, every

@@ -22,13 +22,10 @@ from vrambudget.recording.probing import Verdicts
 from vrambudget.recording.rows import kinds_of
 from vrambudget.recording.runs import LENGTH, recording
 
-ATTENTIONS = ("sdpa", "eager")
 MASKS: tuple[Values, ...] = ({"attention_mask": "ones"}, {"rows": "padded"})
 
 
-def record_variants(
-    values: Values, tasks: Sequence[str], attentions: Sequence[str] = ATTENTIONS
-) -> Recorded:
+def record_variants(values: Values, tasks: Sequence[str], attentions: Sequence[str]) -> Recorded:
     """Return the programs of a configuration's model as one, each checked against its trace."""
     found: list[Recorded] = []
     for task in tasks:
@@ -158,7 +155,9 @@ def _calls(values: Values, job: Values) -> Iterator[Values]:
             yield from ({**way, "padding": "rows" in way} for way in ways)
 
 
-def of_versions(program: Program, values: Values, tasks: Sequence[str]) -> Recorded:
+def of_versions(
+    program: Program, values: Values, tasks: Sequence[str], attentions: Sequence[str]
+) -> Recorded:
     """Return a file's programs with those of the installed version of transformers.
 
     Where the file's come to the bytes of this version in all jobs, they stand for it, too.
@@ -173,10 +172,10 @@ def of_versions(program: Program, values: Values, tasks: Sequence[str]) -> Recor
             check(program, {**values, **_equal(values, tied)}, **job)
             for tied in [{}, *tied_in(program)]
             for task in tasks
-            for job in _jobs(values, task, ATTENTIONS)
+            for job in _jobs(values, task, attentions)
         )
     except VramBudgetError:
-        made = record_variants(values, tasks)
+        made = record_variants(values, tasks, attentions)
         further = [variant.program for variant in made.program.every()]
         for each in further:
             each.when["transformers"] = [here]
