@@ -3,8 +3,10 @@
 import pytest
 
 from vrambudget.engine.identical_layers import Layer
-from vrambudget.inference.skipping import StretchFinder, TracedStep
+from vrambudget.inference.skipping import StretchFinder, TracedStep, traced_step
 from vrambudget.ops.attention.flash import KeySplit
+from vrambudget.ops.reduce_buffers import SumSplit
+from vrambudget.planning.longest import longest_answer
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.steps import Pattern
@@ -66,20 +68,38 @@ def test_a_decoding_step_traces_few_of_its_layers(model, traced, monkeypatch):
     assert len(calls) == traced * calls.count(0)
 
 
-@pytest.mark.parametrize("rows", [2, None], ids=["a cache", "no cache"])
-def test_steps_that_split_keys_over_other_blocks_are_foreseen(rows):
-    traced = []
+SPLITS = [
+    pytest.param(lambda step: KeySplit(1, 2, 2, step + 1, 64), id="attention with a cache"),
+    pytest.param(lambda step: KeySplit(1, 2, step + 1, step + 1, 64), id="and without"),
+    pytest.param(lambda step: SumSplit(60, step + 1, 8, 8), id="a sum"),
+]
 
-    def split(step):
-        return KeySplit(1, 2, rows or step + 1, step + 1, 64)
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_steps_that_split_their_work_over_other_blocks_are_foreseen(split):
+    traced = []
 
     def trace(step):
         traced.append(step)
-        blocks_of = (0,) if split(step).blocks > 1 else (-1,)
+        blocks_of = (0,) if split(step).accumulators else (-1,)
         return TracedStep(Pattern((0, ~0), (), ("op",)), (16,), (split(step),), blocks_of)
 
-    found = list(StretchFinder(trace, 0, aligned=False).stretches(300, 9000))
+    found = list(StretchFinder(trace, 0, aligned=False).stretches(300, 19000))
     sizes = [stretch.sizes[0][0] for stretch in found for _ in range(stretch.count)]
-    assert sizes == [16 * split(step).blocks for step in range(300, 9001)]
+    expected = [16 * max(1, split(step).blocks) for step in range(300, 19001)]
+    assert sizes == expected
     assert len(found) > 5
     assert len(traced) <= 6
+
+
+def test_an_answer_of_a_million_tokens_traces_few_steps(monkeypatch):
+    traced = []
+    monkeypatch.setattr(
+        "vrambudget.inference.generate.traced_step",
+        lambda **how: traced.append(1) or traced_step(**how),
+    )
+    tiny = {**LLAMA, "num_hidden_layers": 2, "max_position_embeddings": 2**21}
+    options = {"mode": "generate", "prompt": 1024, "batch": 64}
+    _, at_most = longest_answer(resolve(tiny, gpu="80GB", **options))
+    assert at_most > 10**6
+    assert 0 < len(traced) < 100

@@ -2,9 +2,9 @@
 
 `steps_between` traces single steps on a tape of their own, each from the state that the loop would
 be in: two far apart, and one between them. Where all three do the same and their sizes lie on a
-line, so do all steps between. Where not (attention's kernel splits its keys over more blocks, a
-window is full, rows are padded to multiples of eight) the steps are divided at the most likely
-place, and looked at part by part.
+line, so do all steps between. Over how many blocks a kernel splits its work is foreseen for each
+step. Where steps differ otherwise (a window is full, rows are padded to multiples of eight) they
+are divided at the most likely place, and looked at part by part.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from vrambudget.engine.context import context
 from vrambudget.ops.attention.flash import KeySplit
+from vrambudget.ops.reduce_buffers import SumSplit
 from vrambudget.tape.events import Storage, Tape
 from vrambudget.tape.steps import CARRIED, Pattern, Stretch
 
@@ -26,7 +27,7 @@ class TracedStep:
 
     pattern: Pattern
     sizes: tuple[int, ...]
-    splits: tuple[KeySplit, ...]  # of its attention
+    splits: tuple[KeySplit | SumSplit, ...]  # of its attention and its sums
     blocks_of: tuple[int, ...]  # which of these a storage is an accumulator of, -1: of none
 
     def does_as(self, other: "TracedStep") -> bool:
@@ -71,7 +72,7 @@ def traced_step(
         if left != {f for f in (*finals, *stays) if 0 <= f < CARRIED}:
             raise Unsteady
         pattern = Pattern(tuple(names), tuple(finals), tuple(own.operations[first:]))
-        splits = sorted(context.splits)
+        splits = sorted(context.splits, key=lambda split: (len(split), split))
         shapes = {shape: n for n, split in enumerate(splits) for shape in split.accumulators}
         blocks_of = tuple(shapes.get(tuple(of[0]), -1) if of else -1 for of in own.contents[first:])
         counts = [*(split.blocks for split in splits), 1]
@@ -97,7 +98,7 @@ def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:
 
 
 class _Run(NamedTuple):
-    """Steps whose attention splits its keys over as many blocks."""
+    """Steps whose attention and sums are split over as many blocks."""
 
     steps: range
     counts: tuple[int, ...]  # of blocks; the last is 1, for what is none's
@@ -175,19 +176,21 @@ class StretchFinder:
         return [_stretch(run, [lines[of] for of, _ in run.parts(self.period)]) for run in runs]
 
     def _runs(self, low: int, high: int) -> list[_Run] | None:
-        """Return the steps in runs; None where attention's sizes do not grow by the token."""
+        """Return the steps in runs; None where the sizes of a split do not grow by the token."""
         now, last, further = self._at(low).splits, self._at(high).splits, high - low
+        if [*map(type, now)] != [*map(type, last)]:
+            return None
         grown = [
-            tuple(b - a for a, b in zip(*each, strict=True))
-            for each in zip(now, last, strict=False)
+            tuple(b - a for a, b in zip(*each, strict=True)) for each in zip(now, last, strict=True)
         ]
-        if len(now) != len(last) or {*chain(*grown)} - {0, further}:
+        if {*chain(*grown)} - {0, further}:
             return None
         growth = [tuple(map(bool, by)) for by in grown]
         runs: list[_Run] = []
         while low <= high:
             counts = (*(x.blocks for x in now), 1)
-            steps = min([high - low, *map(KeySplit.steady, now, growth)]) + 1
+            steady = (split.steady(by) for split, by in zip(now, growth, strict=True))
+            steps = min([high - low, *steady]) + 1
             begin = runs.pop().steps.start if runs and runs[-1].counts == counts else low
             low += steps
             runs.append(_Run(range(begin, low), counts))

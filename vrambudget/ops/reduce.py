@@ -5,12 +5,12 @@
 Source: aten/src/ATen/native/ReduceOps.cpp; ExpandUtils.h (sum_to); derivatives.yaml (sum, mean).
 """
 
-from vrambudget.dtypes import DType, float32, int64
+from vrambudget.dtypes import DType, float32, int64, uint8
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import record, sums_gradients
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
-from vrambudget.ops.reduce_buffers import reduction_buffers
+from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
+from vrambudget.ops.reduce_buffers import SumSplit, reduction_buffers
 
 
 @sums_gradients
@@ -57,8 +57,11 @@ def with_partial_sums(
         accumulator=accumulator,
     )
     waiting = empty_bytes(buffers.waiting) if buffers.waiting else None
+    if x.ndim and x.strides is None and len(summed) == x.ndim and len(buffers.kernels) == 1:
+        split = SumSplit(numel(x.shape[:-1]), x.shape[-1], x.dtype.itemsize, accumulator)
+        context.splits.add(split)
     for partial_bytes, semaphore_bytes in buffers.kernels:
-        partial = empty_bytes(partial_bytes)
+        partial = empty((partial_bytes // accumulator, accumulator), uint8)
         semaphores = empty_bytes(semaphore_bytes)
         del semaphores, partial
     del waiting

@@ -16,10 +16,12 @@ Not modelled: reductions with two results (max with indices, var_mean), views th
 element.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from vrambudget.engine.context import Platform
+from vrambudget.engine.context import Platform, context
 from vrambudget.engine.sizes import pure
 from vrambudget.engine.tensor import Shape, contiguous_strides
 
@@ -29,6 +31,8 @@ _FROM_SIZE_VECTORISED = 128  # along the input
 _INPUT_VECTOR = 4  # vt0
 _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
 _FARTHEST = 2**31 - 1  # bytes that 32-bit indexing reaches
+_OF_BLOCKS = _MAX_THREADS * _MIN_VALUES  # elements of a row's sum from one number of blocks on
+_FEWEST_SPLIT = _MAX_THREADS * (_MAX_VALUES - 1)  # elements of one that is not split yet, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,41 @@ class Buffers:
 
     waiting: int
     kernels: tuple[tuple[int, int], ...]
+
+
+class SumSplit(NamedTuple):
+    """What decides over how many blocks the sum of all elements of rows is split."""
+
+    rows: int
+    columns: int
+    itemsize: int
+    accumulator: int
+
+    @property
+    def blocks(self) -> int:
+        """Over how many, 0 for one: enough to fill the GPU's multiprocessors."""
+        whole = [Dimension(self.rows * self.columns, self.itemsize, 0)]
+        partial_bytes, _ = _partial_sums(context.platform, whole, self.itemsize, self.accumulator)
+        return partial_bytes // self.accumulator
+
+    def grown(self, times: int, growth: Sequence[int]) -> "SumSplit":
+        """Return the sizes after they grew so many times."""
+        return SumSplit(*(size + by * times for size, by in zip(self, growth, strict=True)))
+
+    def steady(self, growth: Sequence[int]) -> int:
+        """Return how often the sizes can grow before there may be another number of blocks."""
+        if not any(growth):
+            return sys.maxsize
+        if growth[0]:
+            return 0
+        elements = self.rows * self.columns
+        edges = (_ceil_div(elements, _OF_BLOCKS) * _OF_BLOCKS, _FEWEST_SPLIT)
+        return min(edge - elements for edge in edges if edge >= elements) // self.rows
+
+    @property
+    def accumulators(self) -> list[Shape]:
+        """The shapes of what the blocks meet in."""
+        return [(self.blocks, self.accumulator)] if self.blocks else []
 
 
 @pure
