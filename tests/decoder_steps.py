@@ -50,7 +50,7 @@ class _KeysAndValues(transformers.DynamicCache):
 def _attend(
     _module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **given: Any
 ) -> Any:
-    output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0, is_causal=False)
+    output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0)
     made = output, empty((1,), query.v.dtype)
     cap = {"softcap": given["softcap"]} if given.get("softcap") else {}
     return step(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from picture_components import WAYS, Recorder
+from picture_pipelines import shortened
 from picture_schedules import merged, schedule_of
 from picture_signatures import Component
 
@@ -30,7 +31,7 @@ from vrambudget.program.catalog import program_at
 from vrambudget.program.form import Program
 from vrambudget.program.writing import written
 from vrambudget.recording.checking import UnequalError
-from vrambudget.recording.diffusers import built, shortened
+from vrambudget.recording.diffusers import built
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import PRECISIONS
 

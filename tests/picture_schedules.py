@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from picture_components import PLATFORM
+from picture_pipelines import on_the_gpu, pipeline
 from picture_signatures import Component, signature_of
 
 from vrambudget.dtypes import DType, uint8
@@ -26,7 +27,6 @@ from vrambudget.eager.step import stepped
 from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError
 from vrambudget.program.form import Program, Row
-from vrambudget.recording.diffusers import on_the_gpu, pipeline
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.merging import Merger
 from vrambudget.recording.programs import PRECISIONS

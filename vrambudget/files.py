@@ -112,13 +112,13 @@ def write_kept(path: Path, data: bytes) -> None:
         _replace_whole(path, data)
 
 
-def append_line(path: Path, line: str, what: str = "record") -> None:
+def append_line(path: Path, line: str) -> None:
     """Add a line at the end of a file, in one write. Raises VramBudgetError where it cannot be."""
     try:
         with path.open("ab", buffering=0) as file:
             file.write(f"{line}\n".encode(errors="backslashreplace"))
     except (OSError, ValueError) as error:
-        raise _failed("write", what, path, error) from None
+        raise _failed("write", "record", path, error) from None
 
 
 def home_of(path: Path) -> Path:

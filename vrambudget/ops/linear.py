@@ -152,12 +152,6 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return view(_bmm(a3, b3), *batch, n, m)
 
 
-def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products [N, n, k] @ [N, k, m] -> [N, n, m] (torch.bmm)."""
-    b = lower_precision(b)
-    return _bmm(lower_precision(a), b)
-
-
 def _bmm(a: Tensor, b: Tensor) -> Tensor:
     kept = keep(b, when=a.requires_grad), keep(a, when=b.requires_grad)
     context.operation = "bmm"

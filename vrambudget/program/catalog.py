@@ -13,7 +13,7 @@ from vrambudget.config.source import FoundModel
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.files import read_file
 from vrambudget.program.config import ProgramConfig, configured
-from vrambudget.program.form import HEAD, Program, Variant, whole
+from vrambudget.program.form import Program, Variant, whole
 from vrambudget.program.keys import bound_keys
 from vrambudget.program.reading import named_errors, read_heads
 
@@ -27,11 +27,6 @@ _read_heads = lru_cache(maxsize=32)(read_heads)  # of the same text
 def recorded_types() -> list[str]:
     """Return the model types that a program comes with the package for."""
     return sorted({path.name.partition(".")[0] for path in RECORDED.glob(f"*{SUFFIX}")})
-
-
-def is_program(path: Path) -> bool:
-    """Return whether a path is a program's: by its name, or by how the file begins."""
-    return path.suffix == SUFFIX
 
 
 def program_at(path: Path) -> Program:
@@ -106,13 +101,3 @@ def config_of_file(path: Path) -> ProgramConfig:
     name = str(program.source.get("model_type", path.stem))
     with named_errors(str(path)):
         return of_programs({"model_type": name, **own}, [program])
-
-
-__all__ = [
-    "HEAD",
-    "config_of_file",
-    "is_program",
-    "of_programs",
-    "program_config",
-    "recorded_types",
-]

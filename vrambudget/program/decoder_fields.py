@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from vrambudget.config.settings import Field, Probability, Size
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
+from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.models.parts.windows import (
     AllSlideIfAsked,
     EverySecondSlides,
@@ -16,7 +17,6 @@ from vrambudget.models.parts.windows import (
     UnplacedSlide,
 )
 from vrambudget.ops.elementwise import Activation
-from vrambudget.program.decoder_experts import PlayedMoeConfig
 
 _OF_WINDOWS = {
     *("layer_types", "use_sliding_window", "max_window_layers"),
@@ -29,7 +29,7 @@ def kinds_of(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
     """Return the classes that say what a type's attention, experts and windows are."""
     fields = source["fields"].keys()
     latent = (LatentConfig,) if "kv_lora_rank" in fields else ()
-    experts = (PlayedMoeConfig,) if fields & {"num_experts", "num_local_experts"} else ()
+    experts = (MoeConfig,) if fields & {"num_experts", "num_local_experts"} else ()
     return (*latent, *experts, *_windows_of(source))
 
 

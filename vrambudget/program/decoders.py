@@ -19,11 +19,11 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models import RECORDED, config_class
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.causal_lm import CausalLM
-from vrambudget.models.parts.decoder import DecoderConfig, Model
+from vrambudget.models.parts.decoder import DecoderConfig, Drops
 from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
 from vrambudget.models.parts.latent import LatentConfig, cached, widths_of
 from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm
-from vrambudget.models.parts.moe import MoeCausalLM
+from vrambudget.models.parts.moe import MoeCausalLM, MoeConfig
 from vrambudget.models.parts.rotary import (
     AlphaRotaryEmbedding,
     ComplexRotaryEmbedding,
@@ -32,13 +32,12 @@ from vrambudget.models.parts.rotary import (
 )
 from vrambudget.ops import creation
 from vrambudget.program.bound import Env
-from vrambudget.program.decoder_experts import PlayedMoeConfig, PlayedRouter
+from vrambudget.program.decoder_experts import PlayedRouter
 from vrambudget.program.decoder_fields import annotations, kinds_of
-from vrambudget.program.decoder_models import PlayedCausalLM, PlayedModel
 from vrambudget.program.decoder_parts import Part, Parts, Pass
 from vrambudget.program.form import Program
 from vrambudget.program.player import KINDS, WITH_BIAS
-from vrambudget.program.values import Values
+from vrambudget.program.values import Values, operation
 
 _OF_CLASS = {"full_every", "makes_both_masks", "head_bias", "names", "rotary_first"}
 
@@ -80,10 +79,14 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "special_tokens": source["special_tokens"],
         "checked_with": tuple(source["followed_in"]),
         "ignored_keys": bases[0].ignored_keys | set(source["ignored"]),
+        "embedded_by": tuple(map(operation, source["entered"])),
+        "logits_by": tuple(map(operation, source["logits"])),
     }
     own |= {key: source[key] for key in _OF_CLASS & source.keys()}
     if source["tables"] in _TABLES:
         own["rotary_embedding"] = _TABLES[source["tables"]]
+    if source.get("drops") is not None:
+        own["drops"] = Drops(**source["drops"])
     if source["embedding"] == "scaled":
         own["embedding"] = ScaledEmbedding
     return type(f"{model_type.capitalize()}Config", bases, own)
@@ -156,7 +159,7 @@ class PlayedDecoderLayer(CheckpointedLayer):
         if inner is not None:
             return PlayedRouter(inner, state) if inner.routes else PlayedNorm(inner, state)
         if path == parts.layer.experts:
-            assert isinstance(config, PlayedMoeConfig)  # noqa: S101 - it has experts
+            assert isinstance(config, MoeConfig)  # noqa: S101 - it has experts
             made: Module = config.experts_class(config.hidden_act)
             return made
         kind = KINDS.get(parts.kinds.get(path, ""))
@@ -220,7 +223,7 @@ class PlayedDecoderConfig(DecoderConfig):
 
     def _key(self, key: str, number: int) -> Any:
         if key == "mlp":
-            assert isinstance(self, PlayedMoeConfig)  # noqa: S101 - others have no such programs
+            assert isinstance(self, MoeConfig)  # noqa: S101 - others have no such programs
             return "dense" if self.is_dense(number) else "experts"
         found = getattr(self, _BY_LAYER.get(key, key))
         return found[number] if key in _BY_LAYER else found
@@ -295,7 +298,7 @@ class PlayedDecoderConfig(DecoderConfig):
         weights = {parts: self.weights(parts) for parts in dict.fromkeys(every)}
         return [PlayedDecoderLayer(self, i, p, weights[p]) for i, p in enumerate(every)]
 
-    def norm(self, width: int) -> Module:  # type: ignore[override]  # a class elsewhere
+    def norm(self, width: int) -> Module:
         """Return the norm behind the last layer, its weights allocated."""
         part = self.parts().norm
         if part.is_layer_norm:
@@ -305,17 +308,13 @@ class PlayedDecoderConfig(DecoderConfig):
             setattr(made, name[1:], Parameter((width,), context.options.dtype))
         return made
 
-    def decoder(self) -> Model:
-        """Return the model that heads stand on, its weights allocated."""
-        return PlayedModel(self)
-
     def causal_lm(self) -> CausalLM:
         """Return the model with a language modelling head, its weights allocated."""
         source = self.program.source
-        bases = (PlayedCausalLM, MoeCausalLM) if self.has_experts else (PlayedCausalLM,)
+        base = MoeCausalLM if self.has_experts else CausalLM
         own = {"base_model_prefix": self.called("model")}
         own["is_named_for_causal_lm"] = source["is_named_for_causal_lm"]
-        made: CausalLM = type(source["class"], bases, own)(self)
+        made: CausalLM = type(source["class"], (base,), own)(self)
         return made
 
 

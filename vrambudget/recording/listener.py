@@ -5,7 +5,6 @@ Each tensor that modelling code sees has a name of its own, also where a call re
 instruction explains is a problem that is reported, never a silent gap.
 """
 
-import contextlib
 import math
 import weakref
 from typing import Any
@@ -283,13 +282,3 @@ class WholePhase(RecordedPhase):
     def _numbers(self) -> dict[int, int]:
         made = (e for e in context.tape.events[self._start :] if e >= 0)
         return {index: k for k, index in enumerate(made)}
-
-
-@contextlib.contextmanager
-def deeper(listener: Listener) -> Any:
-    """Let calls inside be parts of the one that runs."""
-    listener.depth += 1
-    try:
-        yield
-    finally:
-        listener.depth -= 1

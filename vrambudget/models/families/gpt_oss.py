@@ -21,7 +21,6 @@ from vrambudget.models.parts.attention import Attended, EagerAttention, repeat_k
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType, Model
 from vrambudget.models.parts.experts import Chosen, Experts, weights_of
-from vrambudget.models.parts.parametrised import Parametrised
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, scaled_table
 from vrambudget.ops.clamp import clamp_to_numbers
 from vrambudget.ops.creation import made
@@ -56,10 +55,6 @@ class GptOssExperts(Experts):
 
     is_transposed = True
     has_bias = True
-
-    def __init__(self, hidden_act: str) -> None:
-        Parametrised.__init__(self)
-        del hidden_act  # it has its own
 
     def apply_gate(self, gate_up_out: Tensor) -> Tensor:
         """[S, 2 I] -> [S, I]."""

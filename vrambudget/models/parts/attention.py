@@ -82,30 +82,17 @@ def attend(
     mask: Tensor | None,
     *,
     dropout_p: float,
-    is_causal: bool = True,
     eager: EagerAttention = eager_attention,
 ) -> Attended:
     """Attend by the job's implementation; outside training `dropout_p` is 0."""
     if context.options.attention == "eager":
         return eager(query, key, value, mask, dropout_p=dropout_p)
-    return _sdpa(query, key, value, mask, dropout_p=dropout_p, is_causal=is_causal), None
-
-
-def _sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    dropout_p: float,
-    is_causal: bool,
-) -> Tensor:
     groups = query.shape[1] // key.shape[1]
     enable_gqa = groups > 1 and mask is None and key.shape[-1] <= 256  # noqa: PLR2004
     if groups > 1 and not enable_gqa:
         key = repeat_kv(key, groups)
         value = repeat_kv(value, groups)
-    is_causal = is_causal and mask is None and query.shape[2] > 1
+    is_causal = mask is None and query.shape[2] > 1
     if is_causal and key.shape[2] > query.shape[2]:  # a prompt, in a static cache
         key, value = (narrowed(x, 2, query.shape[2]) for x in (key, value))
     output = scaled_dot_product_attention(
@@ -117,7 +104,7 @@ def _sdpa(
         is_causal=is_causal,
         enable_gqa=enable_gqa,
     )
-    return contiguous(transpose(output, 1, 2))
+    return contiguous(transpose(output, 1, 2)), None
 
 
 def repeat_kv(x: Tensor, groups: int) -> Tensor:

@@ -63,4 +63,8 @@ class CausalLM(CachesKeysAndValues):
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[B, K, C] -> [B, K, V]."""
         y: Tensor = self.lm_head(hidden_states)
+        if getattr(self.config, "final_logit_softcapping", 1.0) is None:
+            return y
+        for operation in self.config.logits_by:
+            y = operation(y)
         return y

@@ -10,8 +10,8 @@ Source: models/llama/modeling_llama.py and its namesakes in transformers 5.17.
 Not modelled: tensor parallelism.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import divides
@@ -23,23 +23,26 @@ from vrambudget.models.parts.body import DecoderBody
 from vrambudget.models.parts.cache import Cache, dynamic_cache
 from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.classification import SequenceClassifier
-from vrambudget.models.parts.decoder_layers import Norm, RMSNorm
-from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, LayerNorm
+from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding
 from vrambudget.models.parts.masks import Masks, causal_mask, positions, sliding_window_mask
 from vrambudget.models.parts.rotary import RotaryEmbedding
 from vrambudget.models.parts.rotary_config import RotaryConfig
-from vrambudget.ops.elementwise import (
-    Activation,
-    mul_scalar,
-)
+from vrambudget.ops.dropout import dropout
+from vrambudget.ops.elementwise import Activation, mul_scalar
 
 LayerType = Literal["full_attention", "sliding_attention", "linear_attention"]
 
 
+class Drops(NamedTuple):
+    """How embeddings are dropped out."""
+
+    key: str  # of the configuration, which says the rate
+    module: str  # whose call it is; "" where the model's own code does it
+    holds: bool  # whether the embeddings live on beside what the first layer reads
+
+
 class Model(Module):
     """LlamaModel; Qwen2Model where layers of two kinds alternate."""
-
-    holds_embeddings = True  # beside what the first layer reads
 
     def __init__(self, config: "DecoderConfig") -> None:
         self.config = config
@@ -51,9 +54,6 @@ class Model(Module):
         setattr(self, config.called("layers"), layers)
         for index, kind in enumerate(config.layer_kinds):
             layers[index].attention_type = kind
-            for attention in layers[index].children():
-                if hasattr(attention, "layer_idx"):
-                    attention.layer_idx = index
         self.finish()
 
     def begin(self) -> None:
@@ -62,14 +62,16 @@ class Model(Module):
     def finish(self) -> None:
         """Make what comes after the layers."""
         config = self.config
-        if not config.rotary_first:
+        if config.rotary_first:
+            rotary = config.rotary_embedding(config.rotary_width, config.rope_type, last=False)
+            self.rotary_emb: Module = rotary
+            setattr(self, config.called("norm"), config.norm(config.hidden_size))
+            rotary.initialise()
+        else:
             setattr(self, config.called("norm"), config.norm(config.hidden_size))
             self.rotary_emb = config.rotary()
-            return
-        rotary = config.rotary_embedding(config.rotary_width, config.rope_type, last=False)
-        self.rotary_emb = rotary
-        setattr(self, config.called("norm"), config.norm(config.hidden_size))
-        rotary.initialise()
+        if config.drops is not None and config.drops.module:
+            setattr(self, config.drops.module, Dropout(config.drop_rate))
 
     def forward(
         self,
@@ -91,7 +93,7 @@ class Model(Module):
             masks = {kind: self.mask(*given, kind) for kind in self.config.mask_kinds}
             del given
         hidden_states = self.entered(inputs_embeds)
-        if not self.holds_embeddings:
+        if self.config.drops is not None and not self.config.drops.holds:
             inputs_embeds = hidden_states
         rotary = self.rotary_emb(position_ids, inputs_embeds.dtype)
         if self.scales_embeddings:
@@ -115,11 +117,19 @@ class Model(Module):
     def embedded(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
         y: Tensor = self.module("embed_tokens")(input_ids)
+        for operation in self.config.embedded_by:
+            y = operation(y)
         return y
 
     def entered(self, inputs_embeds: Tensor) -> Tensor:
-        """Return what the first layer reads [B, T, C]; here the embeddings themselves."""
-        return inputs_embeds
+        """Return what the first layer reads [B, T, C]: embeddings, some of them dropped out."""
+        drops = self.config.drops
+        if drops is None:
+            return inputs_embeds
+        if drops.module:
+            y: Tensor = getattr(self, drops.module)(inputs_embeds)
+            return y
+        return dropout(inputs_embeds, self.config.drop_rate, training=self.training)
 
     def mask(
         self,
@@ -152,7 +162,6 @@ class DecoderConfig(RotaryConfig):
 
     tasks: ClassVar[tuple[Task, ...]] = ("causal-lm", "seq-cls")
 
-    norm: ClassVar[type[Norm] | type[LayerNorm]] = RMSNorm
     embedding: ClassVar[type[Embedding]] = Embedding
     rotary_embedding: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
     head_bias: ClassVar[bool] = False
@@ -160,6 +169,18 @@ class DecoderConfig(RotaryConfig):
     """What modules are called that are called otherwise than Llama's."""
     rotary_first: ClassVar[bool] = False
     """Whether rotary tables are made before the norm behind the last layer."""
+    embedded_by: ClassVar[Sequence[Callable[[Tensor], Tensor]]] = ()
+    """What embeddings go through, as they are looked up."""
+    logits_by: ClassVar[Sequence[Callable[[Tensor], Tensor]]] = ()
+    """What logits go through."""
+    drops: ClassVar[Drops | None] = None
+
+    @property
+    def drop_rate(self) -> float:
+        """How much of the embeddings is dropped out."""
+        assert self.drops is not None  # noqa: S101 - nobody asks elsewhere
+        rate: float = getattr(self, self.drops.key)
+        return rate
 
     def called(self, name: str) -> str:
         """Return what Llama's module of this name is called."""
@@ -179,11 +200,6 @@ class DecoderConfig(RotaryConfig):
     def head_width(self) -> int:
         """Elements of one head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def rotary_width(self) -> int:
-        """How many of a head's elements carry positions."""
-        return self.head_width
 
     def rotary(self) -> Module:
         """Return what makes rotary tables, or those of each kind of layer."""
@@ -229,6 +245,10 @@ class DecoderConfig(RotaryConfig):
         """Return all layers, their weights allocated."""
         raise NotImplementedError
 
+    def norm(self, width: int) -> Module:
+        """Return the norm behind the last layer, its weights allocated."""
+        raise NotImplementedError
+
     def inner(self, path: str) -> Module:
         """Return a module that holds a layer's others, by its path."""
         del path
@@ -256,4 +276,4 @@ class DecoderConfig(RotaryConfig):
 
     def causal_lm(self) -> CausalLM:
         """Return the model with a language modelling head, its weights allocated."""
-        return CausalLM(self)
+        raise NotImplementedError

@@ -1,11 +1,5 @@
-"""The parts of transformers' decoder layers, most of them copies of Llama's code.
+"""A decoder's norms, whose forward is a program's, and embeddings that are multiplied."""
 
-    RMSNorm        weight [C]; all but the last product in float32
-
-Source: models/llama/modeling_llama.py and its namesakes in transformers 5.17.
-"""
-
-from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
@@ -13,8 +7,7 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.layers import Embedding
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import add_scalar, mul, pow_scalar, rsqrt
-from vrambudget.ops.reduce import mean_last
+from vrambudget.ops.elementwise import mul
 from vrambudget.tape.events import Purpose
 
 
@@ -23,18 +16,6 @@ class Norm(Module):
 
     def __init__(self, width: int) -> None:
         self.weight = Parameter((width,), context.options.dtype)
-
-
-class RMSNorm(Norm):
-    """LlamaRMSNorm: all but the last product in float32."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., C] -> [..., C]."""
-        input_dtype = hidden_states.dtype
-        hidden_states = to(hidden_states, float32)
-        variance = mean_last(pow_scalar(hidden_states))
-        hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
-        return mul(self.weight, to(hidden_states, input_dtype))
 
 
 class ScaledEmbedding(Embedding):

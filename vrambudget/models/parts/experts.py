@@ -45,11 +45,10 @@ class Experts(Parametrised):
     is_transposed: ClassVar[bool] = False  # [E, I, O] in place of [E, O, I]
     has_bias: ClassVar[bool] = False
 
-    def __init__(self, experts: int, width: int, inner: int, hidden_act: str) -> None:
+    gate_up_proj: Parameter  # a program's, as all weights
+
+    def __init__(self, hidden_act: str) -> None:
         super().__init__()
-        dtype = context.options.dtype
-        self.gate_up_proj = Parameter((experts, 2 * inner, width), dtype)
-        self.down_proj = Parameter((experts, width, inner), dtype)
         self.act_fn = ACTIVATIONS[hidden_act]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

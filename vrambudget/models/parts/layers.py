@@ -50,9 +50,8 @@ class FalconLinear(Linear):
 class Conv1D(Module):
     """transformers' Conv1D, a linear layer with a transposed weight [I, O]."""
 
-    def __init__(self, out_features: int, features: int) -> None:
-        self.weight = Parameter((features, out_features), context.options.dtype)
-        self.bias = Parameter((out_features,), context.options.dtype)
+    weight: Parameter  # a program's, as its bias
+    bias: Parameter
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""

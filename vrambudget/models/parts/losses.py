@@ -35,23 +35,15 @@ def causal_lm_loss(
         shift_labels = contiguous(labels.viewed((B, T), (T + 1, 1)))
         logits = view(logits, -1, vocab_size)
         shift_labels = view(shift_labels, -1)
-        return fixed_cross_entropy(logits, shift_labels, num_items_in_batch)
+        loss = cross_entropy(logits, shift_labels)
+        # fixed_cross_entropy: the mean, or the sum by a count that the caller has on the device
+        return loss if num_items_in_batch is None else div_by_constant(loss, num_items_in_batch)
 
 
-def class_loss(
-    logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | None = None
-) -> Tensor | None:
+def class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
     """CrossEntropyLoss of logits [..., K], in the dtype they come in, for labels [...]."""
     if labels is None:
         return None
     with made_for(Purpose.LOGITS_AND_LOSS):
         logits = view(logits, -1, logits.shape[-1])
-        return fixed_cross_entropy(logits, view(labels, -1), num_items_in_batch)
-
-
-def fixed_cross_entropy(
-    logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None
-) -> Tensor:
-    """Return the mean loss, or its sum divided by a count that the caller has on the device."""
-    loss = cross_entropy(logits, labels)
-    return loss if num_items_in_batch is None else div_by_constant(loss, num_items_in_batch)
+        return cross_entropy(logits, view(labels, -1))

@@ -22,12 +22,6 @@ def not_after(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return made("le", (1, 1, query.shape[2], key.shape[3]), bool_)
 
 
-def anywhere(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return True for every pair."""
-    del batch, key
-    return made("ge", query.shape, bool_)
-
-
 def within_window(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Return which keys are among the last of a window."""
     del batch

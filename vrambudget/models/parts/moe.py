@@ -8,13 +8,14 @@ transformers 5.17.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from vrambudget.config.settings import Size
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import made_for
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.experts import Experts
 from vrambudget.models.parts.load_balancing import load_balancing_loss
 from vrambudget.models.parts.losses import causal_lm_loss
 from vrambudget.models.parts.outputs import Outputs
@@ -25,15 +26,12 @@ from vrambudget.tape.events import Purpose
 
 
 class Router(Parametrised):
-    """A linear layer from tokens to experts; families say how they weigh the best."""
+    """From tokens to experts; a program says how it weighs the best."""
 
     is_captured = False
     captured: Tensor | None = None
 
-    def __init__(self, experts: int, width: int, top_k: int) -> None:
-        super().__init__()
-        self.top_k = top_k
-        self.weight = Parameter((experts, width), context.options.dtype)
+    weight: Parameter  # [E, C]
 
     def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, C] -> logits [N, E], weights [N, k], indices [N, k]."""
@@ -46,9 +44,7 @@ class Router(Parametrised):
 class MoeCausalLM(CausalLM):
     """MixtralForCausalLM."""
 
-    def __init__(self, config: "MoeConfig") -> None:
-        super().__init__(config)
-        self.moe_config = config
+    config: "MoeConfig"
 
     def forward(
         self,
@@ -61,7 +57,7 @@ class MoeCausalLM(CausalLM):
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         items = num_items_in_batch
-        if labels is None or not getattr(self.moe_config, "output_router_logits", False):
+        if labels is None or not getattr(self.config, "output_router_logits", False):
             return super().forward(
                 input_ids, labels, attention_mask, *args, num_items_in_batch=items, **kwargs
             )
@@ -72,11 +68,11 @@ class MoeCausalLM(CausalLM):
         router_logits = tuple(_release(router) for router in routers)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.logits(hidden_states)
-            loss = causal_lm_loss(logits, labels, self.moe_config.vocab_size, items)
+            loss = causal_lm_loss(logits, labels, self.config.vocab_size, items)
             aux_loss = load_balancing_loss(
                 router_logits,
-                self.moe_config.experts,
-                self.moe_config.num_experts_per_tok,
+                self.config.experts,
+                self.config.num_experts_per_tok,
                 attention_mask,
             )
             assert loss is not None  # noqa: S101 - there are labels
@@ -92,9 +88,11 @@ def _release(router: Router) -> Tensor:
 
 
 class MoeConfig(DecoderConfig):
-    """The keys that these families share."""
+    """A configuration of layers with experts, some of which may have none."""
 
     num_experts_per_tok: Size
+
+    experts_class: ClassVar[type[Experts]] = Experts
 
     has_experts = True
     loads_in_4bit = False  # experts are no linear layers: bitsandbytes leaves them as they are
@@ -102,8 +100,16 @@ class MoeConfig(DecoderConfig):
 
     @property
     def experts(self) -> int:
-        """How many experts a layer has; each family has a name for it."""
-        raise NotImplementedError
+        """How many experts a layer has."""
+        found: int = getattr(self, "num_local_experts", None) or vars(self)["num_experts"]
+        return found
+
+    def is_dense(self, number: int) -> bool:
+        """Return whether a layer has no experts."""
+        own = vars(self)
+        dense, step = own.get("mlp_only_layers") or (), own.get("decoder_sparse_step", 1)
+        first = own.get("first_k_dense_replace", 0)
+        return number < first or number in dense or (number + 1) % step != 0
 
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
@@ -113,7 +119,3 @@ class MoeConfig(DecoderConfig):
                 f"num_experts_per_tok is {self.num_experts_per_tok},"
                 f" but there are {self.experts} experts"
             )
-
-    def causal_lm(self) -> CausalLM:
-        """MixtralForCausalLM, and its copy."""
-        return MoeCausalLM(self)

@@ -1,11 +1,9 @@
-"""Rotary position embeddings, as transformers composes them.
+"""The tables of rotary position embeddings, as transformers composes them.
 
     cos, sin    [P, T, D] for positions [P, T], in the embeddings' dtype; made once per forward
                 without autograd; P is 1, or B where each row has positions of its own
-    rotation    q * cos + rotate_half(q) * sin for q [B, H, T, D], each a new tensor
 
-Source: modeling_llama.py (LlamaRotaryEmbedding, rotate_half, apply_rotary_pos_emb),
-modeling_rope_utils.py (dynamic_rope_update).
+Source: modeling_llama.py (LlamaRotaryEmbedding), modeling_rope_utils.py (dynamic_rope_update).
 Not modelled: what `dynamic` and `longrope` compute anew, a few hundred bytes, for sequences beyond
 the original length.
 """
@@ -20,8 +18,6 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.frequencies import FREQUENCIES
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import add, mul, neg
-from vrambudget.ops.shape import cat, slice_last
 from vrambudget.ops.workspaces import bmm_workspace
 
 Rotary = tuple[Tensor, Tensor]
@@ -172,16 +168,3 @@ def scaled_table(name: str, x: Tensor) -> Tensor:
 
 def _cast(x: Tensor, dtype: DType) -> Tensor:
     return x if x.dtype is dtype else made("to_dtype", x.shape, dtype)
-
-
-def rotate_half(x: Tensor) -> Tensor:
-    """[..., D] -> (-second half, first half)."""
-    half = x.shape[-1] // 2
-    x1 = slice_last(x, half)
-    x2 = slice_last(x, half)
-    return cat((neg(x2), x1), dim=-1)
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x * cos + rotate_half(x) * sin."""
-    return add(mul(x, cos), mul(rotate_half(x), sin))
