@@ -20,9 +20,8 @@ from vrambudget.models import RECORDED, config_class
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.decoder import DecoderConfig, Drops
-from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
 from vrambudget.models.parts.latent import LatentConfig, cached, widths_of
-from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm
+from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm, Norm, ScaledEmbedding
 from vrambudget.models.parts.moe import MoeCausalLM, MoeConfig
 from vrambudget.models.parts.rotary import (
     AlphaRotaryEmbedding,

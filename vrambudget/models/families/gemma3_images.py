@@ -11,31 +11,102 @@ Not modelled: images.
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
+from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Field, Size, show
 from vrambudget.config.unfamiliar import TEXT_ALONE
 from vrambudget.dtypes import bool_
-from vrambudget.engine.context import context
+from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import VramBudgetError
 from vrambudget.models import config_class
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import LayerType
-from vrambudget.models.parts.decoder_layers import Norm
+from vrambudget.models.parts.layers import Embedding, LayerNorm, Linear, Norm
 from vrambudget.models.parts.masks import Masks
-from vrambudget.models.parts.siglip import SiglipVisionConfig, SiglipVisionModel
-from vrambudget.ops.creation import made
+from vrambudget.ops.creation import arange, made
+from vrambudget.tape.events import Purpose
 
 
-class MultiModalProjector(Module):
-    """Gemma3MultiModalProjector, without its forward."""
+class SiglipVisionConfig(ModelConfig):
+    """transformers' SiglipVisionConfig, with its defaults: what decides the weights."""
 
-    def __init__(self, config: "Gemma3Config") -> None:
-        width = config.vision_config.hidden_size
-        self.mm_input_projection_weight = Parameter(
-            (width, config.hidden_size), context.options.dtype
-        )
-        self.mm_soft_emb_norm = Norm(width)
+    model_type: Literal["siglip_vision_model"] = "siglip_vision_model"
+    hidden_size: Size = 768
+    intermediate_size: Size = 3072
+    num_hidden_layers: Size = 12
+    num_channels: Size = 3
+    image_size: Size = 224
+    patch_size: Size = 16
+    vision_use_head: bool = True
+
+    ignored_keys = frozenset({"num_attention_heads", "hidden_act", "attention_dropout"})
+
+
+def _holding(**parts: Module | Tensor | list[Module]) -> Module:
+    """Return a module without a forward that holds what was made, in this order."""
+    module = Module()
+    vars(module).update(parts)
+    return module
+
+
+def _mlp(width: int, inner: int) -> Module:
+    return _holding(fc1=Linear(width, inner), fc2=Linear(inner, width))
+
+
+def _encoder_layer(width: int, inner: int) -> Module:
+    return _holding(
+        layer_norm1=LayerNorm(width),
+        self_attn=_holding(
+            k_proj=Linear(width, width),
+            v_proj=Linear(width, width),
+            q_proj=Linear(width, width),
+            out_proj=Linear(width, width),
+        ),
+        layer_norm2=LayerNorm(width),
+        mlp=_mlp(width, inner),
+    )
+
+
+def _pooling_head(width: int, inner: int) -> Module:
+    dtype = context.options.dtype
+    return _holding(
+        probe=Parameter((1, 1, width), dtype),
+        attention=_holding(
+            in_proj_weight=Parameter((3 * width, width), dtype),
+            in_proj_bias=Parameter((3 * width,), dtype),
+            out_proj=Linear(width, width),
+        ),
+        layernorm=LayerNorm(width),
+        mlp=_mlp(width, inner),
+    )
+
+
+def vision_tower(config: SiglipVisionConfig) -> Module:
+    """Return SiglipVisionModel (models/siglip/modeling_siglip.py): its weights lie idle."""
+    dtype, width, inner = context.options.dtype, config.hidden_size, config.intermediate_size
+    patch, patches = config.patch_size, (config.image_size // config.patch_size) ** 2
+    embeddings = _holding(
+        patch_embedding=_holding(
+            weight=Parameter((width, config.num_channels, patch, patch), dtype),
+            bias=Parameter((width,), dtype),
+        ),
+        position_embedding=Embedding(patches, width),
+    )
+    with made_for(Purpose.WEIGHTS):
+        embeddings.position_ids = arange(patches)  # type: ignore[attr-defined]
+    tower = _holding(
+        embeddings=embeddings,
+        encoder=_holding(
+            layers=[_encoder_layer(width, inner) for _ in range(config.num_hidden_layers)]
+        ),
+        post_layernorm=LayerNorm(width),
+    )
+    if config.vision_use_head:
+        tower.head = _pooling_head(width, inner)  # type: ignore[attr-defined]
+    again = arange(patches)  # _init_weights copies them in once more
+    del again
+    return tower
 
 
 class Gemma3Model(Module):
@@ -43,8 +114,12 @@ class Gemma3Model(Module):
 
     def __init__(self, config: "Gemma3Config") -> None:
         self.masks_ids = config.image_token_index >= config.vocab_size
-        self.vision_tower = SiglipVisionModel(config.vision_config)
-        self.multi_modal_projector = MultiModalProjector(config)
+        self.vision_tower = vision_tower(config.vision_config)
+        width, dtype = config.vision_config.hidden_size, context.options.dtype
+        self.multi_modal_projector = _holding(
+            mm_input_projection_weight=Parameter((width, config.hidden_size), dtype),
+            mm_soft_emb_norm=Norm(width),
+        )
         self.language_model = config.language_model()
 
     def module(self, name: str) -> Any:

@@ -2,7 +2,8 @@
 
 Learned positions that begin at row 2, counted by a running sum over an attention mask of ones; that
 mask goes into the causal one. Projections into and out of the width of the embeddings where it
-differs.
+differs. Transformers 4.57 has a mask of its own, which is added to the scores
+(modeling_attn_mask_utils.py, AttentionMaskConverter).
 
 Not modelled: LayerDrop (`layerdrop`), which skips layers at random.
 """
@@ -10,7 +11,8 @@ Not modelled: LayerDrop (`layerdrop`), which skips layers at random.
 from typing import Any
 
 from vrambudget.config.settings import Size
-from vrambudget.dtypes import float32, int64
+from vrambudget.dtypes import bool_, float32, int64, promote
+from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
@@ -18,9 +20,9 @@ from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import DecoderConfig, Model
 from vrambudget.models.parts.layers import Embedding, Linear
 from vrambudget.models.parts.masks import causal_mask
-from vrambudget.models.parts.masks_v4 import additive_causal_mask, tokens_of
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import add
+from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import narrowed
 
@@ -99,6 +101,55 @@ def _positions(attention_mask: Tensor) -> Tensor:
     positions = differences if dtype is int64 else made("to_dtype", shape, int64)
     del differences, counts
     return positions
+
+
+def tokens_of(embeddings: Tensor, padding: Tensor | None) -> Tensor:
+    """Return a tokenizer's mask [B, T], or one of ones instead, which the model holds."""
+    return made("ones", embeddings.shape[:2], float32) if padding is None else padding
+
+
+def additive_causal_mask(embeddings: Tensor, tokens: Tensor) -> Tensor | None:
+    """OPTDecoder._update_causal_mask for embeddings [B, T, C] and tokens [B, T]."""
+    B, T = embeddings.shape[:2]
+    dtype, is_sdpa = embeddings.dtype, context.options.attention == "sdpa"
+    if is_sdpa:
+        _all_ones(tokens)
+        if context.options.full_rows:
+            return None
+    mask = made("full", (T, T), dtype)
+    if T > 1:
+        mask = made("triu", (T, T), dtype)
+    places = arange(T)
+    after = made("gt", (T, T), bool_)
+    del places, after
+    mask = made("clone", (B, 1, T, T), dtype)
+    padded = made("add", (B, 1, T, T), promote(dtype, tokens.dtype))
+    padding = made("eq", (B, 1, T, T), bool_)
+    del padded
+    filled = made("masked_fill", (B, 1, T, T), dtype)
+    del filled, padding
+    return _unmask_unattended(mask) if is_sdpa else mask
+
+
+def _unmask_unattended(mask: Tensor) -> Tensor:
+    """mask.mul(~torch.all(mask == lowest, dim=-1, keepdim=True))."""
+    lowest = made("eq", mask.shape, bool_)
+    rows = made("all", (*mask.shape[:-1], 1), bool_)
+    with_partial_sums(lowest, (-1,), accumulator=1)
+    del lowest
+    others = made("bitwise_not", rows.shape, bool_)
+    del rows
+    unmasked = made("mul", mask.shape, mask.dtype)
+    del others
+    return unmasked
+
+
+def _all_ones(tokens: Tensor) -> None:
+    """torch.all(tokens == 1), read back."""
+    are_ones = made("eq", tokens.shape, bool_)
+    every = made("all", (), bool_)
+    with_partial_sums(are_ones, (0, 1), accumulator=1)
+    del are_ones, every
 
 
 class OPTModel(Module):

@@ -5,6 +5,7 @@ Source: models/llama/modeling_llama.py (LlamaForCausalLM.forward) and its namesa
 
 from typing import TYPE_CHECKING, ClassVar
 
+from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -16,6 +17,26 @@ from vrambudget.tape.events import Purpose
 
 if TYPE_CHECKING:
     from vrambudget.models.parts.decoder import DecoderConfig
+
+
+class DecoderBody(CachesKeysAndValues):
+    """A decoder's model [B, T] -> [B, T, C], which makes a cache of its own."""
+
+    def __init__(self, config: ModelConfig, model: Module) -> None:
+        self.config = config
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        use_cache: bool | None = None,
+    ) -> Outputs:
+        """[B, T] -> [B, T, C], and the cache that holds its keys and values."""
+        cache = self.past(None, use_cache)
+        hidden_states = self.model(input_ids, attention_mask, past_key_values=cache)
+        return Outputs(None, hidden_states, past_key_values=cache)
 
 
 class CausalLM(CachesKeysAndValues):

@@ -19,9 +19,8 @@ from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import EagerAttention, eager_attention
-from vrambudget.models.parts.body import DecoderBody
 from vrambudget.models.parts.cache import Cache, dynamic_cache
-from vrambudget.models.parts.causal_lm import CausalLM
+from vrambudget.models.parts.causal_lm import CausalLM, DecoderBody
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding
 from vrambudget.models.parts.masks import Masks, causal_mask, positions, sliding_window_mask

@@ -6,17 +6,21 @@ in memory, and in which order an optimizer makes its states.
 
 from typing import Any
 
+from vrambudget.engine.autocast import to
 from vrambudget.engine.checkpoint import checkpoint
-from vrambudget.engine.context import context
+from vrambudget.engine.context import context, made_for
 from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.versions import transformers_since
+from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import add
+from vrambudget.ops.elementwise import add, mul
 from vrambudget.ops.embedding import embedding
 from vrambudget.ops.linear import addmm, linear, rows_by_matrix
 from vrambudget.ops.norm import layer_norm
 from vrambudget.ops.shape import flatten_rows, transpose, view
+from vrambudget.tape.events import Purpose
 
 
 class Linear(Module):
@@ -82,6 +86,35 @@ class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
         return layer_norm(x, self.weight, self.bias)
+
+
+class Norm(Module):
+    """A norm of the last dimension: weight [C]."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter((width,), context.options.dtype)
+
+
+class ScaledEmbedding(Embedding):
+    """GemmaTextScaledWordEmbedding: the scale is a buffer of the weights' type.
+
+    Before 5.4 the model itself scales, by a number, when masks and positions are made.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width)
+        self.model_scales = not transformers_since(5, 4)
+        if self.model_scales:
+            return
+        with made_for(Purpose.WEIGHTS):
+            self.embed_scale = made("tensor", (), context.options.dtype)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """[...] -> [..., C]."""
+        inputs_embeds = super().forward(indices)
+        if self.model_scales:
+            return inputs_embeds
+        return mul(inputs_embeds, to(self.embed_scale, self.weight.dtype))
 
 
 class Dropout(Module):
