@@ -4,7 +4,7 @@ Each is tried with the most frugal recipe of the goal, on one GPU or on as many 
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.planning.choices import Choice, gpu_word, how_many, model_word, of_recipe
 from vrambudget.planning.layouts import GOALS
 from vrambudget.planning.multi_gpu import Planner, fewest
-from vrambudget.planning.recipes import Recipe, recipes
+from vrambudget.planning.recipes import Recipe, Trained, recipes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario, resolve
 
@@ -112,17 +112,30 @@ def _halved(
 
 def most_frugal(scenario: Scenario, wish: "Wish", progress: Callable[[], object]) -> Recipe | None:
     """Return the most frugal recipe of the goal that fits one GPU, None if none does."""
-    found = recipes(
+    found = recipes_of(scenario, wish, progress, kinds=GOALS[wish.goal][-1:])
+    return found[0] if found else None
+
+
+def recipes_of(
+    scenario: Scenario,
+    wish: "Wish",
+    progress: Callable[[], object],
+    skip: Callable[[VramBudgetError], object] = lambda _: None,
+    *,
+    kinds: Sequence[Trained] | None = None,
+) -> list[Recipe]:
+    """Return the recipes for one GPU; `kinds`: of these alone, and not of the whole goal."""
+    return recipes(
         scenario,
-        GOALS[wish.goal][-1:],
+        kinds or GOALS[wish.goal],
         named=wish.named,
         per_step=wish.per_step,
         margin_bytes=wish.margin_bytes,
         suits=wish.suits,
         autocast=wish.autocast,
         progress=progress,
+        skip=skip,
     )
-    return found[0] if found else None
 
 
 def _command(scenario: Scenario, wish: "Wish", gpus: int, fields: dict[str, Any]) -> str:

@@ -22,12 +22,12 @@ from vrambudget.config.job import Job
 from vrambudget.config.settings import show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.planning.alternatives import Alternative, alternatives
+from vrambudget.planning.alternatives import Alternative, alternatives, recipes_of
 from vrambudget.planning.choices import Choice, of_recipe
 from vrambudget.planning.fit import margin_bytes as margin_of
 from vrambudget.planning.layouts import GOALS, Goal
 from vrambudget.planning.multi_gpu import Planner, fewest
-from vrambudget.planning.recipes import Recipe, Trained, recipes
+from vrambudget.planning.recipes import Trained
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.training.inputs import row_text
 
@@ -197,7 +197,7 @@ def _eager(
     Where one GPU trains with less, several are not looked for, unless all weights are to be trained
     or those in 4 bits.
     """
-    alone = _alone(scenario, wish, progress) if wish.gpus is None else []
+    alone = recipes_of(scenario, wish, progress) if wish.gpus is None else []
     if alone:
         return 1, [of_recipe(scenario, recipe) for recipe in alone], (), None
     is_one = wish.gpus is None
@@ -231,7 +231,7 @@ def _best_alone(
     scenario: Scenario, wish: Wish, progress: Callable[[], object]
 ) -> tuple[Alternative, ...]:
     """Return the best recipe for one GPU, if there is one."""
-    found = (of_recipe(scenario, recipe) for recipe in _alone(scenario, wish, progress)[:1])
+    found = (of_recipe(scenario, recipe) for recipe in recipes_of(scenario, wish, progress)[:1])
     return tuple(Alternative(AS_ASKED, best.command, best) for best in found)
 
 
@@ -258,33 +258,13 @@ def _compiled(
             return False
         return wish.suits(job)
 
-    found = _alone(scenario, replace(wish, suits=suits), progress, failed.append)
+    found = recipes_of(scenario, replace(wish, suits=suits), progress, failed.append)
     if failed and not found:
         raise failed[0]
     reasons = dict.fromkeys([*refused, *(error.message for error in failed)])
     if not found:
         reasons["several GPUs: a plan without compile looks for them"] = None
     return [of_recipe(scenario, recipe) for recipe in found], tuple(reasons)
-
-
-def _alone(
-    scenario: Scenario,
-    wish: Wish,
-    progress: Callable[[], object],
-    skip: Callable[[VramBudgetError], object] = lambda _: None,
-) -> list[Recipe]:
-    """Return the recipes for one GPU."""
-    return recipes(
-        scenario,
-        GOALS[wish.goal],
-        named=wish.named,
-        per_step=wish.per_step,
-        margin_bytes=wish.margin_bytes,
-        suits=wish.suits,
-        autocast=wish.autocast,
-        progress=progress,
-        skip=skip,
-    )
 
 
 def _together(planner: Planner, wish: Wish) -> tuple[int, list[Choice]]:

@@ -4,7 +4,7 @@ All of it is small: [B] for the loss, [B, T-1] for entropy, logits and accuracy.
 what its blocks are to those that live longer.
 
 Source: trl/trainer/dpo_trainer.py (_compute_loss), 1.16;
-derivatives.yaml (log_sigmoid, mean, sub).
+derivatives.yaml (log_sigmoid, sub).
 """
 
 from functools import partial
@@ -12,11 +12,11 @@ from functools import partial
 from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import Tensor, empty, empty_like
+from vrambudget.engine.tensor import Tensor, empty_like
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add_scalar, mul_scalar, neg
 from vrambudget.ops.masked import index_mask
-from vrambudget.ops.reduce import count_true, sum_all, with_partial_sums
+from vrambudget.ops.reduce import count_true, mean_all, sum_all, with_partial_sums
 from vrambudget.training.fused_head import FusedOutputs, counted_labels
 from vrambudget.training.loops.run import Run
 
@@ -31,7 +31,7 @@ def sigmoid_loss(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, tuple[Tensor
     """Return the loss of log ratios [B], and what its variables hold."""
     delta_score = _difference(chosen, rejected)
     per_sequence_loss = neg(_logsigmoid(mul_scalar(delta_score)))
-    loss = add_scalar(mul_scalar(_mean(per_sequence_loss)))
+    loss = add_scalar(mul_scalar(mean_all(per_sequence_loss)))
     return loss, (delta_score, per_sequence_loss)
 
 
@@ -49,14 +49,6 @@ def _logsigmoid(x: Tensor) -> Tensor:
     kept = keep(x)
     context.operation = "log_sigmoid"
     return record("log_sigmoid", empty_like(x), inputs=(x,), saved=(kept,), backward=empty_like)
-
-
-def _mean(x: Tensor) -> Tensor:
-    context.operation = "mean"
-    y = empty((), x.dtype)
-    with_partial_sums(x, tuple(range(x.ndim)))
-    shape = x.shape
-    return record("mean", y, inputs=(x,), backward=lambda dy: empty(shape, dy.dtype))
 
 
 def measured(run: Run, outputs: FusedOutputs, pairs: int, *, trains: bool) -> tuple[object, ...]:
