@@ -85,16 +85,16 @@ class CheckpointFrame:
         # Where the region of forward is over, recomputation enters one like it, with a cache of
         # its own. Where backward runs in the region, the cache is one, and leaving clears it:
         # nesting is counted for each thread, and the thread of backward is in no other region.
-        dtype, around = self.autocast_dtype, context.autocast
-        context.autocast = None if dtype is None else around or Autocast(dtype)
+        dtype, outer = self.autocast_dtype, context.autocast
+        context.autocast = None if dtype is None else outer or Autocast(dtype)
         try:
             self.again()
         except _StopRecomputation:
             pass
         finally:
             context.frame, context.grad_enabled, context.autocast, context.operation = before
-            if around is not None:
-                around.cache.clear()
+            if outer is not None:
+                outer.cache.clear()
 
 
 class Recomputation:

@@ -95,14 +95,14 @@ class _Noted(NamedTuple):
     like: Like | None  # of a tensor
 
 
-class Around(NamedTuple):
+class HookMoment(NamedTuple):
     """The state of a layer's hooks at one moment."""
 
     state: tuple[Any, ...]
     held: tuple[_Noted | None, ...]
 
     @classmethod
-    def now(cls, hooks: LayerHooks | None) -> Around:
+    def now(cls, hooks: LayerHooks | None) -> HookMoment:
         """Return what they are now."""
         if hooks is None:
             return NOTHING
@@ -119,7 +119,7 @@ class Around(NamedTuple):
         return self.state, _like([None if each is None else each.storage for each in self.held])
 
     def replayed(
-        self, before: Around, values: Sequence[Value], first: int, shift: int
+        self, before: HookMoment, values: Sequence[Value], first: int, shift: int
     ) -> list[Value]:
         """Return what another layer's hooks hold where these, of the copied one, are this.
 
@@ -145,7 +145,7 @@ class Around(NamedTuple):
         return storage if noted.like is None else noted.like.of_storage(storage)
 
 
-NOTHING = Around((), ())
+NOTHING = HookMoment((), ())
 
 
 def storage_of(value: Value) -> Storage | None:

@@ -13,7 +13,7 @@ from typing import Any
 from vrambudget.engine.autograd import Node
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
-from vrambudget.engine.hook_state import NOTHING, Around, LayerHooks
+from vrambudget.engine.hook_state import NOTHING, HookMoment, LayerHooks
 from vrambudget.engine.layer_state import Left, Like
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.tape.events import Storage
@@ -21,23 +21,23 @@ from vrambudget.tape.events import Storage
 
 @dataclass(slots=True)
 class TapeMoment:
-    """A place on the tape, the next event and the next storage; what is around a layer there."""
+    """A place on the tape, the next event and storage, and the state of the layer's hooks."""
 
     event: int
     storage: int
-    around: Around = NOTHING
+    hooks: HookMoment = NOTHING
 
     @classmethod
     def now(cls, hooks: LayerHooks | None = None) -> TapeMoment:
         """Return the end of the tape."""
-        return cls(len(context.tape.events), len(context.tape.sizes), Around.now(hooks))
+        return cls(len(context.tape.events), len(context.tape.sizes), HookMoment.now(hooks))
 
 
 @dataclass(slots=True)
 class LayerCall:
     """One layer's call. In backward: when the gradients of its outputs were complete, and those.
 
-    What is around a layer is noted where it is traced.
+    The state of its hooks is noted where it is traced.
     """
 
     number: int

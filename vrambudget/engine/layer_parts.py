@@ -48,11 +48,11 @@ class ForwardPart:
         events = tape.events[call.begin.event : call.end.event]
         left = set(range(first, stop)) - died_in(events, is_fast=tape.is_fast)
         known = {*call.held, *call.attributes, *(copy.index for _, copy in call.copies)}
-        known |= call.kept | call.end.around.places.keys()
+        known |= call.kept | call.end.hooks.places.keys()
         made = {x.index for x in call.outputs}
         if not made or not made <= left <= known | made or _workspaces() & left:
             return None
-        places = call.begin.around.places
+        places = call.begin.hooks.places
 
         def name(storage: int) -> int:
             if storage >= first:
@@ -75,7 +75,7 @@ class ForwardPart:
             and _columns(self.first, self.stop) == _columns(other.first, other.stop)
             and self.call.has_graph == other.call.has_graph
             and len(self.call.kept) == len(other.call.kept)
-            and _left_around(self.call.end) == _left_around(other.call.end)
+            and _left_hooks(self.call.end) == _left_hooks(other.call.end)
         )
 
     def lay(self, call: LayerCall, states: Sequence[Tensor]) -> list[Tensor]:
@@ -93,7 +93,7 @@ class ForwardPart:
         context.operation = source.operation
         assert source.end is not None  # noqa: S101 - traced
         if call.hook_state is not None:
-            after, before = source.end.around, source.begin.around
+            after, before = source.end.hooks, source.begin.hooks
             held = after.replayed(before, values, self.first, shift)
             call.hook_state.forward_was_replayed(after.state, held)
         region = context.autocast
@@ -144,7 +144,7 @@ class BackwardPart:
         events = tape.events[begin.event : end.event]
         forward = range(call.begin.storage, call.end.storage)
         first, stop = begin.storage, end.storage
-        names = {index: HELD + place for index, place in begin.around.places.items()}
+        names = {index: HELD + place for index, place in begin.hooks.places.items()}
         names |= _named(GRADIENT, [x.index for x in call.gradients]) | _named(INPUT, call.inputs)
 
         def name(storage: int) -> int:
@@ -157,7 +157,7 @@ class BackwardPart:
             raise CannotRepeatError
 
         named = NamedEvents.of(events, first, name)
-        died, kept = died_in(events, is_fast=tape.is_fast), end.around.places.keys()
+        died, kept = died_in(events, is_fast=tape.is_fast), end.hooks.places.keys()
         outlive = {*(x.index for x in call.outputs), *call.attributes, *call.kept, *kept}
         if {i for i in call.held if i in forward} - died - outlive:
             raise CannotRepeatError
@@ -174,7 +174,7 @@ class BackwardPart:
         return (
             self.named == other.named
             and _columns(self.first, self.stop) == _columns(other.first, other.stop)
-            and _left_around(self.call.over) == _left_around(other.call.over)
+            and _left_hooks(self.call.over) == _left_hooks(other.call.over)
         )
 
     def lay(
@@ -210,7 +210,7 @@ class BackwardPart:
             return outer[name] if name in outer else _index(values, name)
 
         tape.events += self.named.replayed(self.first + shift, index_of)
-        self._leave_around(call, values, shift)
+        self._leave_hooks(call, values, shift)
         for copy, traced in zip(call.parameters, source.parameters, strict=True):
             given = traced.grad if traced.grad and traced.grad.storage.index >= self.first else None
             if given is not None:
@@ -237,14 +237,14 @@ class BackwardPart:
         if call.hook_state is None:
             return []
         source = self.call.complete
-        if source is None or likeness(call.hook_state) != source.around.like():
+        if source is None or likeness(call.hook_state) != source.hooks.like():
             raise CannotRepeatError
         return call.hook_state.held()
 
-    def _leave_around(self, call: LayerCall, values: list[Value], shift: int) -> None:
+    def _leave_hooks(self, call: LayerCall, values: list[Value], shift: int) -> None:
         source = self.call
         if call.hook_state is not None and source.over is not None and source.complete is not None:
-            after, before = source.over.around, source.complete.around
+            after, before = source.over.hooks, source.complete.hooks
             held = after.replayed(before, values, self.first, shift)
             call.hook_state.backward_was_replayed(after.state, held)
 
@@ -294,5 +294,5 @@ def _disown_held(named: NamedEvents, values: list[Value]) -> None:
             disown(storage)
 
 
-def _left_around(end: TapeMoment | None) -> tuple[Any, ...]:
-    return () if end is None else end.around.like()
+def _left_hooks(end: TapeMoment | None) -> tuple[Any, ...]:
+    return () if end is None else end.hooks.like()

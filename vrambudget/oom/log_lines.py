@@ -28,7 +28,7 @@ _FRAME = re.compile(
 )
 _MOST_LINES, _MOST_CHARACTERS = 300_000, 2**23
 _LINES_BEFORE, _LINES_AFTER = 1000, 200  # of a message: its traceback, and its wrapped lines
-_CHARACTERS_AROUND = 2**17
+_CHARACTERS_NEARBY = 2**17
 _MESSAGES = (
     *("out of memory", "Out of memory", "OutOfMemory", "OUT_OF_MEMORY", "Tried to allocate"),
     *("memory allocation", "No available memory", "ot enough memory", "EXHAUSTED", "ALLOC_FAILED"),
@@ -108,7 +108,7 @@ def _excerpts(text: str, words: Sequence[str]) -> list[tuple[int, str]]:
     lines, characters, end, number = _MOST_LINES, _MOST_CHARACTERS, 0, 1
     places = {word: text.find(word) for word in words}
     while places := {word: at for word, at in places.items() if at >= 0}:
-        start, stop = _around(text, min(places.values()), end)
+        start, stop = _nearby(text, min(places.values()), end)
         number += text.count("\n", end, start)
         found.append((number, text[start:stop]))
         here = text.count("\n", start, stop)
@@ -116,17 +116,17 @@ def _excerpts(text: str, words: Sequence[str]) -> list[tuple[int, str]]:
         number, end = number + here, stop
         if min(lines, characters) < 0:
             if (last := max(text.rfind(word) for word in words)) >= end:
-                start, stop = _around(text, last, end)
+                start, stop = _nearby(text, last, end)
                 found.append((number + text.count("\n", end, start), text[start:stop]))
             break
         places = {w: at if at >= end else text.find(w, end) for w, at in places.items()}
     return found
 
 
-def _around(text: str, at: int, earliest: int) -> tuple[int, int]:
+def _nearby(text: str, at: int, earliest: int) -> tuple[int, int]:
     """Return where the lines around a place begin and end; none begins before `earliest`."""
-    earliest = max(earliest, at - _CHARACTERS_AROUND)
-    latest = min(len(text), at + _CHARACTERS_AROUND)
+    earliest = max(earliest, at - _CHARACTERS_NEARBY)
+    latest = min(len(text), at + _CHARACTERS_NEARBY)
     start, stop = at, at
     for _ in range(_LINES_BEFORE):
         if (start := text.rfind("\n", earliest, start)) < 0:

@@ -83,8 +83,8 @@ class DistributedDataParallel(Module):
                 self._used_map = empty((len(self._parameters),), int32)
         context.got_gradient = self._got_gradient
         layers = [m for m in model.modules() if isinstance(m, Layer)]
-        self._around = [_LayerGradients(layer, self._got_gradient) for layer in layers]
-        self._place_of = {id(p): (a, n) for a in self._around for n, p in enumerate(a.gathered())}
+        self._layers = [_LayerGradients(layer, self._got_gradient) for layer in layers]
+        self._place_of = {id(p): (a, n) for a in self._layers for n, p in enumerate(a.gathered())}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -92,8 +92,8 @@ class DistributedDataParallel(Module):
             self._rebuild_buckets()
         if self._buffers and self._sends_buffers:
             broadcast(self._buffers)
-        for around in self._around:
-            around.arrived.clear()
+        for layer in self._layers:
+            layer.arrived.clear()
         output = self.module(*args, **kwargs)
         self._sends_buffers = context.grad_enabled and self.require_backward_grad_sync
         if not self._sends_buffers:
@@ -145,8 +145,8 @@ class DistributedDataParallel(Module):
         if id(leaf) not in self._buckets:
             return
         if id(leaf) in self._place_of:
-            around, number = self._place_of[id(leaf)]
-            around.arrived.append(number)
+            layer, number = self._place_of[id(leaf)]
+            layer.arrived.append(number)
         if not self._was_rebuilt:
             self._ready.setdefault(id(leaf), leaf)
         if self.settings.gradient_as_bucket_view and self.require_backward_grad_sync:

@@ -105,17 +105,17 @@ def largest_batch(scenario: Scenario, *, margin_bytes: int = 0) -> int:
 
 
 def fit(scenario: Scenario, *, what: What = "batch", margin_bytes: int = 0) -> Fit:
-    """Return the largest batch or the longest block that fits, and the curve around it.
+    """Return the largest batch or the longest block that fits, and a curve of sizes near it.
 
     The curve of a compiled job has the sizes that the search tried, and no others.
     """
     search = Search(scenario, what, margin_bytes)
     answer = search.largest()
     if scenario.job.compile:  # each size is compiled, which takes a while
-        around = set(search.points)
+        sizes = set(search.points)
     else:
-        around = {answer * quarters // 4 for quarters in _QUARTERS} | {answer, answer + 1}
-    curve = [search.point(n) for n in sorted(around) if 1 <= n < search.end]
+        sizes = {answer * quarters // 4 for quarters in _QUARTERS} | {answer, answer + 1}
+    curve = [search.point(n) for n in sorted(sizes) if 1 <= n < search.end]
     size = {"batch": scenario.job.batch, "block": scenario.job.block or 0, what: answer}
     return Fit(size["batch"], size["block"], tuple(curve))
 

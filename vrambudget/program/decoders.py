@@ -43,13 +43,13 @@ _OF_CLASS = {"full_every", "makes_both_masks", "head_bias", "names", "rotary_fir
 _TABLES = {"float32": Float32RotaryEmbedding, "complex64": ComplexRotaryEmbedding}
 """What makes rotary tables of a type that is not the embeddings'."""
 
-_AROUND = {
+_OWN_CLASSES = {
     "gpt2": "GPT2Config",
     "opt": "OPTConfig",
     "falcon": "FalconConfig",
     "gpt_oss": "GptOssConfig",
 }
-"""Types whose layers stand among other things than Llama's: classes of models.families."""
+"""Types whose embeddings, norms or head are not Llama's: classes of models.families."""
 
 
 @cache
@@ -61,9 +61,9 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
     source = program.source
     fields = source["fields"]
     bases: tuple[Any, ...] = (PlayedDecoderConfig, *kinds_of(source))
-    if model_type in _AROUND:
+    if model_type in _OWN_CLASSES:
         home = import_module(f"vrambudget.models.families.{model_type}")
-        bases = (getattr(home, _AROUND[model_type]), *bases)
+        bases = (getattr(home, _OWN_CLASSES[model_type]), *bases)
     own = {
         "__annotations__": {"model_type": Literal[model_type], **annotations(source)},
         "__module__": __name__,

@@ -23,10 +23,10 @@ def convolve(  # noqa: PLR0917 - torch's signature
         return NotImplemented
     stride, dilation = _each(stride, dims), _each(dilation, dims)
     if padding == "same":
-        around = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        if any(n % 2 for n in around):  # padded on one side first
+        padded = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        if any(n % 2 for n in padded):  # padded on one side first
             return NotImplemented
-        padding = [n // 2 for n in around]
+        padding = [n // 2 for n in padded]
     padding = _each(0 if padding == "valid" else padding, dims)
     return convolution(x, weight, bias, Geometry(stride, padding, dilation, groups))
 
