@@ -23,7 +23,7 @@ def test_json_has_the_published_keys():
     saved = json.loads(on_card(SMALL).to_json())
     assert list(saved) == [
         *("schema", "model", "job", "parameters", "peak", "breakdown", "steps", "device"),
-        *("out_of_memory", "not_modelled", "warnings", "several", "full_at"),
+        *("out_of_memory", "not_modelled", "warnings", "distributed", "full_at"),
     ]
     assert saved["schema"] == 1
     assert list(saved["parameters"]) == ["total", "trainable"]

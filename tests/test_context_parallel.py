@@ -78,9 +78,9 @@ def test_a_buffer_is_cut_inside_and_only_a_restored_one_is_whole_after():
 
 def test_ranks_differ_and_each_has_its_own_line():
     budget = small(parallel="cp=4", precision="bf16", block=2048)
-    assert budget.several is not None
-    assert [peak.rank for peak in budget.several.peaks] == [0, 1, 2, 3]
-    assert len({peak.peak_allocated_bytes for peak in budget.several.peaks}) > 1
+    assert budget.distributed is not None
+    assert [peak.rank for peak in budget.distributed.peaks] == [0, 1, 2, 3]
+    assert len({peak.peak_allocated_bytes for peak in budget.distributed.peaks}) > 1
 
 
 def test_a_rank_takes_less_than_the_whole_sequence():

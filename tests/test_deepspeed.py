@@ -123,8 +123,8 @@ def test_offloaded_masters_and_states_leave_the_gpu_for_main_memory(stage):
     kept, offloaded = (
         peaks(parallel=stage, offload_optimizer=offload) for offload in (False, True)
     )
-    assert kept.several.host_bytes == 0
-    assert offloaded.several.host_bytes > 12 * 140_000 / 4  # float32 masters and two states
+    assert kept.distributed.host_bytes == 0
+    assert offloaded.distributed.host_bytes > 12 * 140_000 / 4  # float32 masters and two states
     assert offloaded.peak.allocated_bytes < kept.peak.allocated_bytes
 
 

@@ -45,10 +45,10 @@ def test_layers_that_stay_gathered_take_more():
 
 def test_ranks_have_parts_of_different_original_parameters_but_even_shards():
     flat, parts = small(), small(use_orig_params=True)
-    assert flat.several is not None
-    assert parts.several is not None
-    assert len(flat.several.peaks) == 1
-    assert [peak.rank for peak in parts.several.peaks] == [0, 1, 2, 3]
+    assert flat.distributed is not None
+    assert parts.distributed is not None
+    assert len(flat.distributed.peaks) == 1
+    assert [peak.rank for peak in parts.distributed.peaks] == [0, 1, 2, 3]
 
 
 def test_a_layer_is_gathered_before_the_one_below_it_computes_if_told():

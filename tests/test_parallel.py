@@ -93,19 +93,19 @@ def test_a_layer_that_stays_gathered_takes_more():
 def test_offloaded_shards_are_in_main_memory():
     on_gpu = small(ranks=4, parallel="fsdp2")
     offloaded = small(ranks=4, parallel="fsdp2", cpu_offload=True)
-    assert on_gpu.several is not None
-    assert offloaded.several is not None
-    assert on_gpu.several.host_bytes == 0
+    assert on_gpu.distributed is not None
+    assert offloaded.distributed is not None
+    assert on_gpu.distributed.host_bytes == 0
     assert offloaded.breakdown["weights"] == 0
     # shards, gradients and AdamW's two states
-    assert offloaded.several.host_bytes == 4 * on_gpu.breakdown["weights"]
+    assert offloaded.distributed.host_bytes == 4 * on_gpu.breakdown["weights"]
 
 
 def test_ranks_with_uneven_shards_are_told_apart_and_the_fullest_is_shown():
     budget = small(ranks=7, parallel="fsdp2", optimizer_impl="foreach").check()
-    assert budget.several is not None
-    assert [peak.rank for peak in budget.several.peaks] == list(range(7))
-    most = max(budget.several.peaks, key=lambda peak: peak.peak_allocated_bytes)
+    assert budget.distributed is not None
+    assert [peak.rank for peak in budget.distributed.peaks] == list(range(7))
+    most = max(budget.distributed.peaks, key=lambda peak: peak.peak_allocated_bytes)
     assert budget.peak.allocated_bytes == most.peak_allocated_bytes
     assert budget.job["rank"] == most.rank
 
@@ -131,7 +131,7 @@ def test_evaluation_shards_too():
 
 def test_one_gpu_has_no_lines_of_ranks():
     budget = small()
-    assert budget.several is None
+    assert budget.distributed is None
     assert "gathered weights" not in str(budget)
     assert find_gpu("a100-80gb").name in str(budget)
 

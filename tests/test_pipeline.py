@@ -45,8 +45,8 @@ def test_the_first_rank_of_1f1b_keeps_fewer_microbatches_than_that_of_gpipe():
 
 def test_the_last_rank_takes_most_for_it_keeps_all_logits():
     budget = small()
-    assert budget.several is not None
-    assert [peak.rank for peak in budget.several.peaks] == [0, 1, 2, 3]
+    assert budget.distributed is not None
+    assert [peak.rank for peak in budget.distributed.peaks] == [0, 1, 2, 3]
     assert budget.job["rank"] == 3
 
 

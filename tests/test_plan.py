@@ -188,7 +188,7 @@ def test_counted_gpus_have_the_layouts_that_fit_them_each_with_the_largest_batch
         budget = vrambudget.estimate(LARGER, **layout)
         assert budget.device.peak_bytes == choice.peak_bytes
         more = vrambudget.estimate(LARGER, **{**layout, "batch": batch + 1})
-        nccl = more.several.nccl_bytes[1]
+        nccl = more.distributed.nccl_bytes[1]
         assert not more.fits or more.device.headroom_bytes < nccl
     less = vrambudget.plan(LARGER, gpu="2x2600MiB", margin="64MiB", **job)
     assert all(choice.left_bytes >= 64 * 2**20 for choice in less.choices)

@@ -183,9 +183,9 @@ def test_processes_change_nothing(monkeypatch):
     grid = {"batch": range(1, 41), "block": [8, 9, 300], "gpu": ["T4", "12GB"]}
     monkeypatch.setattr(sweep_points, "cpu_count", lambda: 2)
     monkeypatch.setattr(processes, "cpu_count", lambda: 2)
-    several = vrambudget.sweep(SMALL, **grid)
+    result = vrambudget.sweep(SMALL, **grid)
     monkeypatch.setattr(processes, "cpu_count", lambda: 1)
-    assert vrambudget.sweep(SMALL, **grid) == several
+    assert vrambudget.sweep(SMALL, **grid) == result
 
 
 def test_a_mistake_in_a_process_reaches_the_caller_whole(monkeypatch):

@@ -56,7 +56,7 @@ FILES = ("trl", "axolotl", "llamafactory")
 def written(tool, name, folder):
     """Return the job and the file that the tool reads, None where it has no words for the job."""
     titan = tool == "torchtitan"
-    fields = TITAN_JOBS[name] if titan else {**TOOLS[tool].job_of_several, **JOBS[name]}
+    fields = TITAN_JOBS[name] if titan else {**TOOLS[tool].multi_gpu_job, **JOBS[name]}
     model = model_of("8B") if titan else "llama-3.2-1b"
     fields = {"optimizer_impl": "fused", **fields}
     scenario = resolve(model, gpu="4xh100", block=512, batch=2, **fields)

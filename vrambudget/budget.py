@@ -117,7 +117,7 @@ class RankPeak:
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class Distributed:
     """Several GPUs: how their ranks share the work, what those that differ take, what is outside.
 
     `peaks` are those of the ranks that were followed; a single one stands for all. Neither
@@ -147,7 +147,7 @@ class Budget:
     out_of_memory: OutOfMemory | None = None
     not_modelled: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    several: Several | None = None
+    distributed: Distributed | None = None
     full_at: FullAt | None = None  # of a generation whose cache grows
 
     @property
@@ -252,6 +252,8 @@ class Budget:
                 where=where,
                 hint="`vrambudget MODEL --format json -o FILE` writes one",
             )
+        if "several" in values:  # its name until 0.3
+            values["distributed"] = values.pop("several")
         try:
             budget: Budget = coerced(cls, values).check()
         except RefusedError as error:

@@ -66,13 +66,13 @@ def trace_job(scenario: Scenario, *, settles: bool = True) -> Traced:
 
     Near the GPU's limit steps go on until memory `settles`; without, the first ones answer sooner.
     """
-    several, available_bytes = None, scenario.gpu.available_bytes if scenario.gpu else None
+    distributed, available_bytes = None, scenario.gpu.available_bytes if scenario.gpu else None
     if scenario.job.layout.ranks > 1:
         from vrambudget.per_rank import fullest  # noqa: PLC0415 - most jobs have one GPU
 
         most = fullest(scenario.config, scenario.job, scenario.platform)
         scenario = replace(scenario, job=most.job)
-        recording, replayed, several = most.recording, most.replayed, most.several
+        recording, replayed, distributed = most.recording, most.replayed, most.distributed
     else:
         recording = simulate(scenario.config, scenario.job, scenario.platform)
         replayed = replay_for(recording.tape, available_bytes, settles=settles)
@@ -91,7 +91,7 @@ def trace_job(scenario: Scenario, *, settles: bool = True) -> Traced:
         out_of_memory=out_of_memory,
         not_modelled=tuple(not_modelled(scenario)),
         warnings=remarks(scenario, recording, replayed),
-        several=several,
+        distributed=distributed,
         full_at=_full_at(scenario, recording.tape, out_of_memory),
     )
     return Traced(

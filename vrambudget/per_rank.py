@@ -12,7 +12,7 @@ One rank of each kind is simulated.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vrambudget.budget import RankPeak, Several
+from vrambudget.budget import Distributed, RankPeak
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine.context import Platform
@@ -35,7 +35,7 @@ class Fullest:
     job: Job  # with its rank
     recording: Recording
     replayed: Replay
-    several: Several
+    distributed: Distributed
 
 
 def fullest(config: ModelConfig, job: Job, platform: Platform) -> Fullest:
@@ -52,7 +52,7 @@ def fullest(config: ModelConfig, job: Job, platform: Platform) -> Fullest:
         found[kinds[rank]] = other, recording, replay(recording.tape)
     peaks = [_peak(rank, found[kind][2]) for rank, kind in kinds.items()]
     most = max(found.values(), key=lambda each: _sizes(each[2]))
-    return Fullest(*most, _several(job, most[1], peaks))
+    return Fullest(*most, _distributed(job, most[1], peaks))
 
 
 def _peak(rank: int, replayed: Replay) -> RankPeak:
@@ -84,10 +84,10 @@ def nccl(job: Job) -> tuple[int, tuple[int, int]]:
     return groups, (low, high)
 
 
-def _several(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Several:
+def _distributed(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Distributed:
     layout = job.layout
     groups, nccl_bytes = nccl(job)
-    return Several(
+    return Distributed(
         ranks=layout.ranks,
         parallel=str(layout),
         peaks=tuple(peaks),

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         tool = TOOLS[args.tool]
         if "block" not in fields and (block := resolve(_model(args), **fields).job.block):
             fields["block"] = block  # as without --as: TRL would cut sequences at 1,024
-        fields = {**(tool.job if gpus is None else tool.job_of_several), **fields}
+        fields = {**(tool.job if gpus is None else tool.multi_gpu_job), **fields}
         wish = replace(wish, suits=tool.suits, autocast=tool.autocast)
     scenario = resolve(_model(args), gpu=device, **fields)
     wish = replace(wish, margin_bytes=margin_bytes(args.margin, scenario.gpu))

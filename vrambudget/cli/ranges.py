@@ -12,7 +12,7 @@ _RANGE = re.compile(r"(\d{1,10}):(\d{1,10})(?::(x?)(\d{1,10}))?")
 _MOST = 10**6  # values; more than that is a typing slip
 
 
-def several(reading: dict[str, Any]) -> dict[str, Any]:
+def read_values(reading: dict[str, Any]) -> dict[str, Any]:
     """Return how argparse reads several values, given how it reads one."""
     one = reading.get("type", str)
     return {

@@ -218,9 +218,9 @@ def _job(args: argparse.Namespace) -> Rehearsal:
 def _gpu(name: str | None) -> Gpu:
     if name is None:
         raise VramBudgetError("name the GPU", hint='--gpu "RTX 3060", or --gpu 12GB')
-    if (several := nodes_of_gpus(name))[:2] != (1, 1):
+    if (named := nodes_of_gpus(name))[:2] != (1, 1):
         hint = "vrambudget rehearse --gpu {2} -- torchrun --nproc-per-node {1} train.py"
-        raise VramBudgetError(f"{name}: one rank is rehearsed", hint=hint.format(*several))
+        raise VramBudgetError(f"{name}: one rank is rehearsed", hint=hint.format(*named))
     return find_gpu(name)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from vrambudget.cli import DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
-from vrambudget.cli.ranges import several
+from vrambudget.cli.ranges import read_values
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
 from vrambudget.planning.sweep import Record, sweep
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="replay",
         help="replay the allocator at each point, or add up what tensors request (default: replay)",
     )
-    add_job_options(parser, several)
+    add_job_options(parser, read_values)
     add_output_options(parser, writes="write to FILE; .parquet needs pyarrow")
 
 

@@ -71,7 +71,7 @@ _OTHER_VENDORS = frozenset(
 )
 _WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|[rg]tx|ti(?!tan)|[a-z]+|\d+")
 _SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
-_SEVERAL = re.compile(
+_MULTI_GPU = re.compile(
     r"\s*(?:([1-9]\d{0,3})\s*[x\u00d7*]\s*)?([1-9]\d{0,5})\s*[x\u00d7*]\s*(\S.*)", re.IGNORECASE
 )
 _COUNT_LAST = re.compile(r"(.*\d\S*?)\s*[x*:]\s*(\d{1,4})")  # "h100x8"
@@ -151,7 +151,7 @@ def count_of_gpus(text: str) -> tuple[int, str]:
 
 def nodes_of_gpus(text: str) -> tuple[int, int, str]:
     """Return how many machines a text means, of how many GPUs each, and which GPU."""
-    match = _SEVERAL.fullmatch(text)
+    match = _MULTI_GPU.fullmatch(text)
     return (int(match[1] or 1), int(match[2]), match[3]) if match else (1, 1, text)
 
 
@@ -220,8 +220,8 @@ def _by_name(text: str) -> Gpu:
         hint = did_you_mean(asked_for, [row.key for row in gpu_rows()])
         if whole_number(asked_for) in SOLD_AS:
             hint = f"a GPU sold with that memory is '{asked_for}GB';"
-        elif several := _COUNT_LAST.fullmatch(asked_for):
-            hint = f"several GPUs are written {several[2]}x{several[1]};"
+        elif match := _COUNT_LAST.fullmatch(asked_for):
+            hint = f"several GPUs are written {match[2]}x{match[1]};"
         elif asked_for in _HOSTS:
             hint = f"it has {_HOSTS[asked_for]};"
         raise VramBudgetError(

@@ -26,7 +26,7 @@ from vrambudget.ops.embedding import dense_gradient
 from vrambudget.ops.foreach_norm import foreach_norm
 from vrambudget.tape.events import Purpose, Storage, Tape
 from vrambudget.traced import kernels, orders
-from vrambudget.traced.several_kernels import ctc_loss, ctc_loss_backward, kernel_by_kernel
+from vrambudget.traced.multi_kernel import ctc_loss, ctc_loss_backward, kernel_by_kernel
 from vrambudget.traced.tensor import dtype_of
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _foreach_norm(mode: EagerMode, run: Any, tensors: Any, p: float = 2, dtype: 
 
 
 @on(_aten.log_sigmoid_forward, _aten.roll)
-def _several_kernels(mode: EagerMode, run: Any, *args: Any) -> Any:
+def _multi_kernel(mode: EagerMode, run: Any, *args: Any) -> Any:
     steps = kernel_by_kernel(mode.operation, args)
     if steps is None:
         return run()

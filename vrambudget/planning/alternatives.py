@@ -43,7 +43,7 @@ def alternatives(
     Where several were not counted, one shorter block is tried alone: each is with many numbers.
     """
 
-    def on_several(there: Scenario) -> Choice | None:
+    def on_multi_gpu(there: Scenario) -> Choice | None:
         if wish.gpus is None and there.job.block not in {scenario.job.block, _USUAL}:
             return None
         planner = Planner(there, wish, progress)
@@ -54,7 +54,7 @@ def alternatives(
         recipe = most_frugal(there, wish, progress)
         return recipe and of_recipe(there, recipe)
 
-    find = on_one if alone else on_several
+    find = on_one if alone else on_multi_gpu
     for what, there, choice, fields in with_less(scenario, wish, find):
         yield Alternative(what, _command(there, wish, choice.gpus, fields), choice)
 
@@ -139,8 +139,8 @@ def recipes_of(
 
 
 def _command(scenario: Scenario, wish: "Wish", gpus: int, fields: dict[str, Any]) -> str:
-    several = how_many(gpus, wish.per_node) if gpus > 1 else ""
-    words = [model_word(scenario), "--gpu", f"{several}{gpu_word(scenario)}"]
+    count = how_many(gpus, wish.per_node) if gpus > 1 else ""
+    words = [model_word(scenario), "--gpu", f"{count}{gpu_word(scenario)}"]
     words += ["--goal", wish.goal] if wish.goal != "any" else []
     words += ["--per-step", str(wish.per_step)] if wish.per_step else []
     words += ["--margin", f"{wish.margin_bytes}B"] if wish.margin_bytes else []

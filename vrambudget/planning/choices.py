@@ -130,7 +130,7 @@ def how_many(gpus: int, per_node: int | None, times: str = "x") -> str:
 
 def command(scenario: Scenario, job: Job, gpus: int, per_node: int | None = None) -> str:
     """Return the command that estimates this job."""
-    several = how_many(gpus, per_node) if gpus > 1 else ""
-    gpu = f"{several}{gpu_word(scenario)}"
+    count = how_many(gpus, per_node) if gpus > 1 else ""
+    gpu = f"{count}{gpu_word(scenario)}"
     words = [model_word(scenario), "--gpu", gpu, *option_words(fields_of(scenario, job))]
     return f"vrambudget {shlex.join(words)}"

@@ -58,17 +58,17 @@ class SweepPlan:
 def make_plan(model: ModelSource, gpu: Gpus, fields: Mapping[str, Any]) -> SweepPlan:
     """Return the plan. Raises VramBudgetError for an invalid value."""
     gpu, ranks = _without_numbers(gpu)
-    gpus, several = _gpus(gpu), _many({**ranks, **fields})
-    others = {name: values for name, values in several.items() if name not in {"batch", "block"}}
-    first = {name: several[name][0] for name in ("batch", "block") if name in several}
+    gpus, grid = _gpus(gpu), _many({**ranks, **fields})
+    others = {name: values for name, values in grid.items() if name not in {"batch", "block"}}
+    first = {name: grid[name][0] for name in ("batch", "block") if name in grid}
     tasks = [
         resolve(model, **first, **dict(zip(others, values, strict=True)))
         for values in itertools.product(*others.values())
     ]
     if any(task.job.mode == "generate" for task in tasks):
-        return _plan_of_generations(model, gpus, several)
+        return _plan_of_generations(model, gpus, grid)
     batches, blocks = (
-        [_checked(tasks, name, value) for value in several.get(name, [getattr(tasks[0].job, name)])]
+        [_checked(tasks, name, value) for value in grid.get(name, [getattr(tasks[0].job, name)])]
         for name in ("batch", "block")
     )
     settings: list[Setting] = []
@@ -81,17 +81,17 @@ def make_plan(model: ModelSource, gpu: Gpus, fields: Mapping[str, Any]) -> Sweep
 
 
 def _plan_of_generations(
-    model: ModelSource, gpus: tuple[Gpu, ...], several: Mapping[str, list[Any]]
+    model: ModelSource, gpus: tuple[Gpu, ...], grid: Mapping[str, list[Any]]
 ) -> SweepPlan:
     """Return the plan: a cache that grows is traced for each combination by itself."""
     tasks = [
-        resolve(model, **dict(zip(several, values, strict=True)))
-        for values in itertools.product(*several.values())
+        resolve(model, **dict(zip(grid, values, strict=True)))
+        for values in itertools.product(*grid.values())
     ]
     if any(task.job.mode != "generate" for task in tasks):
         raise VramBudgetError("a sweep is of generations or of other jobs, not of both")
     settings: list[Setting] = []
-    shown = {*_ALWAYS, "prompt", "new", *several} - {"batch", "block", "optimizer"}
+    shown = {*_ALWAYS, "prompt", "new", *grid} - {"batch", "block", "optimizer"}
     return SweepPlan(
         combinations=tuple(tuple(_slots(scenario, gpus, settings)) for scenario in tasks),
         settings=tuple(settings),
@@ -110,18 +110,18 @@ def _many(fields: Mapping[str, Any]) -> dict[str, list[Any]]:
                 f"a job has no {show(name)}", hint=did_you_mean(name, [*known, "gpu", "by"])
             )
     try:
-        several = canonical({k: _values(k, v) for k, v in fields.items()}, Job.aliases)
+        grid = canonical({k: _values(k, v) for k, v in fields.items()}, Job.aliases)
     except ValueError as error:
         raise VramBudgetError(str(error)) from None
-    for name, values in several.items():
+    for name, values in grid.items():
         if not values:
             raise VramBudgetError(f"{name} has no values")
-    if lengths := next(filter(None, map(lengths_of, several.get("block", ()))), None):
+    if lengths := next(filter(None, map(lengths_of, grid.get("block", ()))), None):
         raise VramBudgetError(
             "a sweep's block is a length, or several to try",
             hint="lengths that change: block={block}, shortest={shortest}".format(**lengths),
         )
-    return several
+    return grid
 
 
 def _values(name: str, value: Any) -> list[Any]:

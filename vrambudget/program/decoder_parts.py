@@ -32,7 +32,7 @@ class Pass(State):
     keeps: bool = False  # linear layers return their input's type, not autocast's
 
 
-_OF_SEVERAL = {None, "Conv1D", "FalconLinear"}
+_COMPOSITE = {None, "Conv1D", "FalconLinear"}
 """Kinds of modules that call several operations; None for those that are a program's."""
 
 _MOST = 100  # sizes whose steps are kept
@@ -74,7 +74,7 @@ class Part:
         own -= {path.rpartition(".")[0] for path in self._kinds}  # GPT-OSS's attention has sinks
         for path, group in groupby(with_paths(rows), lambda row: row[0]):
             found = [row for _, row in group]
-            if path in own and self._kinds.get(path) in _OF_SEVERAL:
+            if path in own and self._kinds.get(path) in _COMPOSITE:
                 found = self._called(path, found)
             yield from found
 

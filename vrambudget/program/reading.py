@@ -111,8 +111,8 @@ class _File:
         """Return what `when` or `only` says of jobs."""
         found = self._row(number)[1]
         try:
-            several = found if isinstance(found, list) else [{} if found is None else found]
-            for each in several if self._word(number) == "only" else [found]:
+            cases = found if isinstance(found, list) else [{} if found is None else found]
+            for each in cases if self._word(number) == "only" else [found]:
                 for words in each.values():
                     set(list.copy(words))
                 for version in each.get("transformers", ()):

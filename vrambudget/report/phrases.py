@@ -9,7 +9,7 @@ notes       what is not modelled, what was assumed
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from vrambudget.budget import Budget, Device, RankPeak, Several
+from vrambudget.budget import Budget, Device, Distributed, RankPeak
 from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.config.loops import TRAINERS
@@ -37,7 +37,7 @@ def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
         reserved, allocated = printed["peak reserved"], printed["peak allocated"]
         return "PEAK", f"{least}{reserved} {unit} reserved, {allocated} {unit} allocated"
     total, capacity, left = printed["device total"], printed["capacity"], printed["left"]
-    each = f"each of {budget.several.ranks} " if budget.several else ""
+    each = f"each of {budget.distributed.ranks} " if budget.distributed else ""
     needs = f"{least}{total} of {capacity} {unit} on {each}{device.name}"
     if not device.fits:
         return "DOES NOT FIT", f"{needs}: {left} {unit} short"
@@ -71,11 +71,11 @@ def _whose(job: Mapping[str, Any]) -> str:
 def job_text(budget: Budget) -> str:
     """Return the model and the job in a sentence."""
     job = budget.job
-    several = budget.several
+    distributed = budget.distributed
     if job["mode"] == "step":
         return f"{_model(budget)}: {', '.join(_of_step(job))}"
-    words = [f"{several.parallel} on {several.ranks} ranks"] if several else []
-    words += [f"batch {job['batch']}{' each' if several else ''}", *_lengths(job)]
+    words = [f"{distributed.parallel} on {distributed.ranks} ranks"] if distributed else []
+    words += [f"batch {job['batch']}{' each' if distributed else ''}", *_lengths(job)]
     words.append(job["precision"])
     words += [f"{job['weights']} weights"] if job.get("weights") else []
     words += [f"{job['loop']} loop"] if job.get("loop", "plain") != "plain" else []
@@ -175,8 +175,8 @@ def notes(budget: Budget) -> Iterator[str]:
         yield f"not modelled: {missing}: the numbers are a lower bound"
     for warning in budget.warnings:
         yield f"note: {warning}"
-    if budget.several is not None:
-        yield from _notes_of_ranks(budget.several, budget.job["rank"] or 0)
+    if budget.distributed is not None:
+        yield from _notes_of_ranks(budget.distributed, budget.job["rank"] or 0)
     if budget.device is not None and budget.device.context_range is not None:
         yield _of_context(budget.device, budget.device.context_range)
 
@@ -196,22 +196,22 @@ def _equal_ranks(peaks: Sequence[RankPeak]) -> Collection[Sequence[RankPeak]]:
     return groups.values()
 
 
-def _notes_of_ranks(several: Several, shown: int) -> Iterator[str]:
+def _notes_of_ranks(distributed: Distributed, shown: int) -> Iterator[str]:
     """Yield what the other ranks take, and what no rank's number holds."""
-    if len(several.peaks) == 1:
-        yield f"ranks: all {several.ranks} take the same"
-    for equal in _equal_ranks(several.peaks) if len(several.peaks) > 1 else ():
+    if len(distributed.peaks) == 1:
+        yield f"ranks: all {distributed.ranks} take the same"
+    for equal in _equal_ranks(distributed.peaks) if len(distributed.peaks) > 1 else ():
         allocated = format_bytes(equal[0].peak_allocated_bytes)
         reserved = format_bytes(equal[0].peak_reserved_bytes)
         numbers = [str(peak.rank) for peak in equal]
         names = f"rank {numbers[0]}" if len(equal) == 1 else f"ranks {', '.join(numbers)}"
         above = ", the one above" if str(shown) in numbers else ""
         yield f"{names}: {reserved} reserved, {allocated} allocated{above}"
-    if several.host_bytes:
-        yield f"in main memory, for each rank: {format_bytes(several.host_bytes)}"
-    low, high = map(format_bytes, several.nccl_bytes)
-    groups = "group" if several.nccl_groups == 1 else "groups"
+    if distributed.host_bytes:
+        yield f"in main memory, for each rank: {format_bytes(distributed.host_bytes)}"
+    low, high = map(format_bytes, distributed.nccl_bytes)
+    groups = "1 group" if distributed.nccl_groups == 1 else f"{distributed.nccl_groups} groups"
     yield (
-        f"not included: the buffers of NCCL, {low} to {high} for {several.nccl_groups} {groups}:"
+        f"not included: the buffers of NCCL, {low} to {high} for {groups}:"
         " 12 MiB a channel, 2 to 32 channels, rings and trees (NCCL's init.cc and transport/p2p.cc)"
     )

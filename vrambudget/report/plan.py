@@ -49,7 +49,7 @@ def render_plan(found: Plan, output: Format = "table") -> str:
     parts += [_nothing(found)] if found.alternatives and not found.choices else []
     for n, (columns, choices) in enumerate(tables):
         rows = [_row(choice, found) for choice in choices]
-        between = ["", _of_several(found)] if n else []
+        between = ["", _of_multi_gpu(found)] if n else []
         parts += [*between, "", render_rows(columns, rows, output)]
     return "\n".join([*parts, *_notes(found), *_not_considered(found), *_left_out(found)])
 
@@ -61,7 +61,7 @@ def plan_html(found: Plan) -> str:
         [f"<p>{escape(_nothing(found))}</p>"] if found.alternatives and not found.choices else []
     )
     for n, (columns, choices) in enumerate(_tables(found)):
-        parts += [f"<p>{escape(_of_several(found))}</p>"] if n else []
+        parts += [f"<p>{escape(_of_multi_gpu(found))}</p>"] if n else []
         rows = [_row(choice, found) for choice in choices]
         parts.append(html_table(columns, rows, [choice.command for choice in choices]))
     rest = (line.strip() for line in (*_not_considered(found), *_left_out(found)))
@@ -120,7 +120,7 @@ def headline(found: Plan) -> str:
         return _nothing(found)
     if found.gpus == 1:
         return _one(found, found.choices[0])
-    return _of_several(found)
+    return _of_multi_gpu(found)
 
 
 def _one(found: Plan, choice: Choice) -> str:
@@ -131,7 +131,7 @@ def _one(found: Plan, choice: Choice) -> str:
     return f"{found.model} trains on {gpus}: {choice.layout}; {each}"
 
 
-def _of_several(found: Plan) -> str:
+def _of_multi_gpu(found: Plan) -> str:
     """Return what several GPUs do, as it was asked."""
     if not found.choices:
         return _nothing(found)
@@ -204,8 +204,8 @@ def _notes(found: Plan) -> list[str]:
         fewest = "leave the number out of --gpu to see how many GPUs it takes"
         return ["", f"{fewest}{more}"] if found.counted else []
     notes = []
-    if several := [choice for choice in shown if choice.gpus > 1]:
-        nccl = format_bytes(several[0].nccl_bytes)
+    if multi_gpu := [choice for choice in shown if choice.gpus > 1]:
+        nccl = format_bytes(multi_gpu[0].nccl_bytes)
         notes.append(f"left: beside {nccl} for NCCL's buffers; sent: by each GPU")
     if found.margin_bytes:
         notes.append(

@@ -246,7 +246,7 @@ def _of_rank(
         block = pages.block_of(groups.width * kv_itemsize, config.state_bytes(itemsize, tp))
     page = block * groups.width * kv_itemsize
     in_flight = step * (
-        1 if options.minor < vllm_versions.SEVERAL_STEPS else options.pipeline_parallel_size + 1
+        1 if options.minor < vllm_versions.MULTI_STEP else options.pipeline_parallel_size + 1
     )
     each = groups.blocks_of(longest, in_flight, block)
 

@@ -25,7 +25,7 @@ OLDEST, NEWEST = 19, 33
 KNOWN = f"0.{OLDEST} to 0.{NEWEST}"
 USUAL = "0.33"  # where none is asked for
 ALONE_IN_SEGMENTS = 21
-SEVERAL_STEPS = 26
+MULTI_STEP = 26
 _LISTED: Final[Mapping[str, int]] = {  # model types, and since when the second runner has them
     "qwen3": 22,
     "llama": 23,

@@ -15,7 +15,7 @@ from vrambudget.traced import kernels
 
 _KEYS = torch._C.DispatchKey  # noqa: SLF001
 _NON_FUNCTIONAL = {"_trilinear"}  # Bilinear's: a loop over its output features, and back
-_SEVERAL = {"isinf", "ldexp", "mvlgamma"}  # kernels, though tagged as pointwise
+_KERNELS = {"isinf", "ldexp", "mvlgamma"}  # kernels, though tagged as pointwise
 _OF_CUDA = ("_grouped_mm", "_chunk_cat", "_foreach_", "_fused_", "_pin_memory")
 
 
@@ -33,7 +33,7 @@ def is_composed(func: Any) -> bool:
     composed = has(name, "CompositeExplicitAutograd")
     writes = func._schema.is_mutable and not func._overloadname.endswith("out")  # noqa: SLF001
     own = packet.startswith(_OF_CUDA) or "resize" in packet or writes
-    return composed and not own and (packet in _SEVERAL or not kernels.knows(func, packet))
+    return composed and not own and (packet in _KERNELS or not kernels.knows(func, packet))
 
 
 def composed(func: Any, args: Any, kwargs: Any) -> Any:

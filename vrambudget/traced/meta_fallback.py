@@ -21,7 +21,7 @@ from vrambudget.engine.autograd import Edge, Node, edge_to, keep
 from vrambudget.engine.checkpoint import CheckpointFrame
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
-from vrambudget.traced.several_kernels import formula
+from vrambudget.traced.multi_kernel import formula
 from vrambudget.traced.tensor import dtype_of, meta_of, no_rule
 from vrambudget.traced.tracer import Kept, Tracer
 

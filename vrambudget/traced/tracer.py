@@ -19,7 +19,7 @@ from vrambudget.ops.temporaries import BEFORE_RESULT
 from vrambudget.tape.events import Storage
 from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
-from vrambudget.traced.several_kernels import kernel_by_kernel
+from vrambudget.traced.multi_kernel import kernel_by_kernel
 from vrambudget.traced.tensor import dtype_of, meta_of
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be

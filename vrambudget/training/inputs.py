@@ -95,8 +95,8 @@ def batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:
 
 def eval_batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:
     """Return what an evaluation between steps feeds, by batch: one where all are identical."""
-    several = _at_lengths(job, job.eval_batches or 1)
-    return [inputs_for(config, at, batch=job.eval_batch) for at in several]
+    jobs = _at_lengths(job, job.eval_batches or 1)
+    return [inputs_for(config, at, batch=job.eval_batch) for at in jobs]
 
 
 def _at_lengths(job: Job, count: int) -> list[Job]:

@@ -208,6 +208,6 @@ def of_ranks(names: str) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), OnlyRanks())
 
 
-def several(table: Mapping[str, Any]) -> dict[str, Meaning]:
+def on_multi_gpu(table: Mapping[str, Any]) -> dict[str, Meaning]:
     """Return a table whose meanings hold where there are several GPUs."""
     return {name: MultiGpuOnly(of) for name, of in table.items()}

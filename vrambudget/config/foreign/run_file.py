@@ -49,12 +49,15 @@ class RunFile:
 
     def on(self, ranks: int) -> "RunFile":
         """Return what the file says for a job of so many GPUs."""
-        several = self.of_ranks
+        of_ranks = self.of_ranks
         if ranks == 1:
-            keys = (*several.keys, *several.unread)
+            keys = (*of_ranks.keys, *of_ranks.unread)
             note = f"{self.where}: of several GPUs, without meaning for one: {', '.join(keys)}"
             return replace(self, notes=(*self.notes, note)) if keys else self
-        notes = {"of several GPUs, read": several.keys, "of several GPUs, left out": several.unread}
+        notes = {
+            "of several GPUs, read": of_ranks.keys,
+            "of several GPUs, left out": of_ranks.unread,
+        }
         notes_of_ranks = (
             f"{self.where}: {what}: {', '.join(keys)}" for what, keys in notes.items() if keys
         )
@@ -62,9 +65,9 @@ class RunFile:
         loop = {"loop": own["loop"]} if "loop" in own else {}  # a script's, whatever launches it
         return replace(
             self,
-            fields={**self.fields, **several.fields, **loop},
+            fields={**self.fields, **of_ranks.fields, **loop},
             notes=(*self.notes, *notes_of_ranks),
-            uncounted=(*self.uncounted, *several.uncounted),
+            uncounted=(*self.uncounted, *of_ranks.uncounted),
         )
 
 

@@ -7,7 +7,7 @@ ignored, flags, ranks            keys apart by spaces: Ignored, those without a 
 [switches] key = {fields}        or {on, off, assumed, said}
 [choices.KEY] what = "...", value = {fields}; said = "..." is noted
 [uncounted], [saves]             key = "what it is", or what Uncounted takes
-[several.same], ...              what holds where there are several GPUs
+[multi_gpu.same], ...           what holds where there are several GPUs
 [as] key = "another"             as another key of this table
 [within] "fsdp_config." = "fsdp" the keys of another file's table, with this before each
 base = ["training_arguments"]    files whose tables this one goes on from
@@ -29,7 +29,7 @@ from vrambudget.config.foreign.meanings import (
     Uncounted,
     ignored,
     of_ranks,
-    several,
+    on_multi_gpu,
 )
 from vrambudget.files import toml_beside
 
@@ -54,7 +54,7 @@ def table_of(own: Mapping[str, Any]) -> dict[str, Meaning]:
     table = {key: way for name in own.get("base", ()) for key, way in read_table(name).items()}
     if "model" in own:
         table[own["model"]] = Model()
-    table |= {**_meanings(own), **several(_meanings(own.get("several", {})))}
+    table |= {**_meanings(own), **on_multi_gpu(_meanings(own.get("multi_gpu", {})))}
     for before, name in own.get("within", {}).items():
         table |= {f"{before}{key}": way for key, way in read_table(name).items()}
     table |= {key: table[another] for key, another in own.get("as", {}).items()}

@@ -35,7 +35,7 @@ class Tool:
     """How a tool's recipes are looked for, written and started.
 
     `autocast`: what it trains under autocast where the weights are in 16 bits. `job`: its loop and
-    what else it sets, `job_of_several` on several GPUs. `launch`: the command that starts the file,
+    what else it sets, `multi_gpu_job` on several GPUs. `launch`: the command that starts the file,
     on `each` GPUs of a machine.
     """
 
@@ -44,7 +44,7 @@ class Tool:
     launch: str
     autocast: frozenset[Trained] = frozenset()
     job: Mapping[str, Any] = field(default_factory=lambda: _TRAINER)
-    job_of_several: Mapping[str, Any] = field(default_factory=lambda: _TRAINER)
+    multi_gpu_job: Mapping[str, Any] = field(default_factory=lambda: _TRAINER)
 
 
 TOOLS: Mapping[ToolName, Tool] = {
@@ -74,13 +74,13 @@ TOOLS: Mapping[ToolName, Tool] = {
         distributed.layout_can_be_said,
         "accelerate launch --config_file FILE train.py",
         job={"loop": "accelerate"},
-        job_of_several={"loop": "accelerate"},
+        multi_gpu_job={"loop": "accelerate"},
     ),
     "torchtitan": Tool(
         titan.torchtitan,
         titan.suits_torchtitan,
         "torchrun --nproc-per-node {each} -m torchtitan.train --job.config_file FILE",
         job=_TITAN,
-        job_of_several=_TITAN,
+        multi_gpu_job=_TITAN,
     ),
 }
