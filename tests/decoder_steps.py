@@ -23,7 +23,7 @@ from vrambudget.models.parts.attention import attend
 from vrambudget.models.parts.cache import DynamicLayer
 from vrambudget.recording import models
 from vrambudget.recording.casts import home_of
-from vrambudget.recording.generation import counted, step
+from vrambudget.recording.generation import step, traced
 from vrambudget.recording.listener import Listener
 from vrambudget.traced import live
 from vrambudget.traced.tensor import dtype_of
@@ -102,7 +102,7 @@ def steps_for(model_type: str, rows: int, past: int) -> Iterator[_Heard]:
         _heard[-1].temporaries[id(v)] = _heard[-1].fresh(), v
         cache = _KeysAndValues()
         cache.past = past
-        own = {"position_ids": counted(v), "past_key_values": cache}
+        own = {"position_ids": traced(v), "past_key_values": cache}
         head = module.get_output_embeddings()
         hook = head.register_forward_pre_hook(lambda _, args: heard.facts.update(hidden=args[0]))
         try:

@@ -193,11 +193,11 @@ def on_card_in_detail(op, args, kwargs):
         print("  --")
 
 
-def compare(card, counted):
+def compare(card, token_counts):
     """Return lines: operations by how they come out."""
     kinds = defaultdict(list)
     for name, row in card.items():
-        ours = counted.get(name, "missing")
+        ours = token_counts.get(name, "missing")
         op = name.split()[0]
         if isinstance(row, str):
             kinds["not run on the card", op].append(row)

@@ -113,11 +113,11 @@ def test_no_variant_takes_less_than_the_floor(model, fields):
 def test_where_the_weights_alone_are_too_much_no_pair_and_no_size_is_traced(monkeypatch):
     traced = []
 
-    def counted(config, job, platform):
+    def token_counts(config, job, platform):
         traced.append(job)
         return simulate(config, job, platform)
 
-    monkeypatch.setattr("vrambudget.planning.advice.simulate", counted)
+    monkeypatch.setattr("vrambudget.planning.advice.simulate", token_counts)
     advice = vrambudget.advise("gpt2", batch=4, block=1024, gpu="0.2GiB")
     assert not any(option.fits for option in advice.options)
     assert len(traced) == len(set(traced)) <= len(CHANGES)

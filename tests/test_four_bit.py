@@ -115,9 +115,9 @@ def test_all_but_linear_layers_is_cast_to_float32_and_all_are_counted_as_paramet
     four_bit = 188_416 // 2 + 188_416 // 64
     embeddings_and_norms = 4 * (2 * 100 * 128 + 3 * 128)
     adapters = 4 * 4 * (4 * (128 + 128) + 3 * (320 + 128))
-    counted = four_bit + embeddings_and_norms + adapters
+    token_counts = four_bit + embeddings_and_norms + adapters
     small = 7 * (64 + 4 + 1024) + 1024 + 4 * (2944 // 256 + 7) + 128  # tables, offsets, absmax
-    assert counted < quantised.breakdown["weights"] < counted + small + 512
+    assert token_counts < quantised.breakdown["weights"] < token_counts + small + 512
 
 
 def test_evaluation_leaves_what_is_not_quantised_in_16_bits():

@@ -128,15 +128,15 @@ def assert_equal(laid, traced):
 @pytest.fixture
 def traces(monkeypatch):
     """Count how many layers are traced."""
-    counted = []
+    token_counts = []
     trace = Layer.trace
 
     def counting(layer, *args, **kwargs):
-        counted.append(layer)
+        token_counts.append(layer)
         return trace(layer, *args, **kwargs)
 
     monkeypatch.setattr(Layer, "trace", counting)
-    return counted
+    return token_counts
 
 
 @pytest.mark.sampled(5)

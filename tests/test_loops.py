@@ -1,4 +1,4 @@
-"""Training loops: the counted one is the real one, and what makes it fast changes nothing."""
+"""Training loops: the mirrored one is the real one, and what makes it fast changes nothing."""
 
 import ast
 import json
@@ -35,7 +35,7 @@ from vrambudget.units import format_bytes
 
 PACKAGE = Path(simulate_module.__file__).parent
 WRITTEN_BY_HAND = ["plain", "nanogpt"]  # the others' twins run a library
-COUNTED, REAL = PACKAGE / "training" / "loops", PACKAGE / "measure" / "loops"
+MIRRORED, REAL = PACKAGE / "training" / "loops", PACKAGE / "measure" / "loops"
 
 
 # ---- the registry, and pairs --------------------------------------------------------------------
@@ -47,9 +47,9 @@ def test_every_loop_has_a_name_in_jobs_and_a_twin_in_torch() -> None:
         for node in ast.parse((REAL / "__init__.py").read_text()).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NAMES"
     )
-    counted = {path.stem for path in COUNTED.glob("*.py")} - {"__init__", "run"}
-    assert counted == set(get_args(LoopName)) == set(listed)
-    assert all((folder / f"{name}.py").exists() for name in listed for folder in (COUNTED, REAL))
+    mirrored = {path.stem for path in MIRRORED.glob("*.py")} - {"__init__", "run"}
+    assert mirrored == set(get_args(LoopName)) == set(listed)
+    assert all((folder / f"{name}.py").exists() for name in listed for folder in (MIRRORED, REAL))
 
 
 def test_trainer_has_a_name_for_each_optimizer_that_a_job_of_it_may_have() -> None:
@@ -85,10 +85,10 @@ def lines(function: ast.FunctionDef) -> Any:
 
 @pytest.mark.parametrize("name", WRITTEN_BY_HAND)
 def test_a_modelled_loop_and_its_twin_bind_and_mark_the_same_in_one_order(name: str) -> None:
-    counted, real = (outline(folder / f"{name}.py") for folder in (COUNTED, REAL))
+    mirrored, real = (outline(folder / f"{name}.py") for folder in (MIRRORED, REAL))
     ours, theirs = (
         {function: [text for _, text in sorted(found)] for function, found in functions.items()}
-        for functions in (counted, real)
+        for functions in (mirrored, real)
     )
     assert ours == theirs
     assert {"train", "evaluate"} <= set(ours)
@@ -299,11 +299,11 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count the forward passes of GPT-2 that are traced."""
     traced, forward = list[str](), CausalLM.forward
 
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def mirrored(self: Any, *args: Any, **kwargs: Any) -> Any:
         traced.append("forward")
         return forward(self, *args, **kwargs)
 
-    monkeypatch.setattr(CausalLM, "forward", counted)
+    monkeypatch.setattr(CausalLM, "forward", mirrored)
     return traced
 
 
@@ -512,7 +512,7 @@ def test_a_modelled_loop_peaks_where_the_real_one_does(loop: str, mode: str) -> 
     found = rehearse_job(record, gpu="t4")
     versions = {name: found.versions[name] for name in ("torch", "transformers")}
     scenario = resolve(TINY, gpu="t4", **fields, **versions)
-    counted = replay(simulate(scenario.config, scenario.job, scenario.platform).tape)
-    for step, ours in enumerate(counted.steps):
+    mirrored = replay(simulate(scenario.config, scenario.job, scenario.platform).tape)
+    for step, ours in enumerate(mirrored.steps):
         assert ours.peak_allocated_bytes == found.measured[f"peak_allocated_{step}"]
         assert ours.peak_reserved_bytes == found.measured[f"peak_reserved_{step}"]

@@ -49,5 +49,5 @@ MEASURED = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_bytes_are_those_of_an_h200(name):
     (op, args), row = MEASURED[name]
-    counted = opinfo_exam.counted_side(log=False)(op, args, {})
-    assert counted[:4] == row
+    token_counts = opinfo_exam.counted_side(log=False)(op, args, {})
+    assert token_counts[:4] == row

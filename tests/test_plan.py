@@ -178,7 +178,7 @@ def test_a_plan_is_the_fewest_gpus_that_do():
 def test_counted_gpus_have_the_layouts_that_fit_them_each_with_the_largest_batch():
     job = {"block": 64, "precision": "fp32", "goal": "full"}
     found = vrambudget.plan(LARGER, gpu="2x2600MiB", margin=0, **job)
-    assert (found.gpus, found.counted, found.alternatives) == (2, True, ())
+    assert (found.gpus, found.is_named, found.alternatives) == (2, True, ())
     assert str(found).startswith("gpt2 trains on 2 x a GPU with 2600MiB: ")
     assert len({choice.fields.get("batch", 1) for choice in found.choices}) > 1
     for choice in found.choices:

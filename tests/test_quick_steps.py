@@ -64,11 +64,11 @@ def test_a_card_that_is_too_small_is_full_at_the_same_request(fields, part):
 def test_few_events_of_a_long_generation_have_to_be_served(monkeypatch):
     served, serve = [0], SmallAndLargePools.serve
 
-    def counted(self, events, *rest):
+    def token_counts(self, events, *rest):
         served[0] += len(events)
         serve(self, events, *rest)
 
-    monkeypatch.setattr(SmallAndLargePools, "serve", counted)
+    monkeypatch.setattr(SmallAndLargePools, "serve", token_counts)
     tape = tape_of({"model_type": "gpt2", "n_layer": 24}, prompt=800, new=100, batch=1)
     outcome(tape, SmallAndLargePools())
     [steps] = [mark.steps for mark in tape.marks if mark.steps]

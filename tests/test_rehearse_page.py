@@ -94,7 +94,7 @@ def test_the_page_has_the_verdict_the_picture_and_no_network():
     assert "values are zero" in text
     assert not re.search(r"(?:src|href)=|url\(|@import|import\(|https?:", text)
     data = json.loads(re.search(r'id="curve">(.*?)</script>', text)[1])
-    assert data["counted"] == "asked for by tensors"
+    assert data["height"] == "asked for by tensors"
     assert data["columns"][data["peak"]][1] == 45 * MIB
 
 

@@ -160,7 +160,7 @@ def test_no_cell_of_a_csv_is_a_formula(sign):
     ],
 )
 def test_how_a_part_is_counted_follows_the_job(made, purpose, words):
-    lines = {line.name: line.counted for line in ledger(made).lines}
+    lines = {line.name: line.explanation for line in ledger(made).lines}
     assert words in lines[purpose]
 
 
@@ -183,7 +183,7 @@ def test_a_job_is_told_with_what_decides_its_memory(changes, words):
 
 
 def test_every_part_says_how_it_is_counted():
-    assert all(line.counted for line in ledger(on_card(SMALL)).lines)
+    assert all(line.explanation for line in ledger(on_card(SMALL)).lines)
 
 
 def test_csv_is_one_row_with_the_same_columns_for_every_budget():

@@ -80,8 +80,8 @@ def named_in(table, start):
     return table.get(f"{start['model']} on {start['gpu']}") or table.get(start["model"])
 
 
-def off(counted, printed):
-    return abs(counted / printed - 1)
+def off(estimated, printed):
+    return abs(estimated / printed - 1)
 
 
 @pytest.mark.parametrize("start", RECORDS, ids=lambda start: start["model"])
@@ -96,12 +96,12 @@ def test_published_starts_are_counted_to_the_printed_digit(start):
         digits = printed.pop("digits", 2)
         compute = printed.pop("compute", None)
         for part, size in printed.items():
-            counted = getattr(held[device], f"{part}_bytes") / MIB
+            estimated = getattr(held[device], f"{part}_bytes") / MIB
             of_recipe = named_in(RECIPES, start)
             if of_recipe and part == "model":
-                assert off(counted, size) <= of_recipe
+                assert off(estimated, size) <= of_recipe
             else:
-                assert off(counted, size) < 1e-4 if digits else int(counted) == size
+                assert off(estimated, size) < 1e-4 if digits else int(estimated) == size
         if compute is not None:
             at_most = named_in(BUILDS, start) or 0.02
             assert off(held[device].compute_bytes / MIB, compute) <= at_most
@@ -120,7 +120,7 @@ def test_starts_on_a_cpu_are_counted_to_the_printed_digit(start):
     assert start["repacked"] <= printed["model"]
 
 
-COUNTED = records("llama-cpp-counted.jsonl")
+STARTS = records("llama-cpp-counted.jsonl")
 
 
 def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
@@ -138,7 +138,7 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
 
     monkeypatch.setattr(_Graph, "build", on_devices_that_only_count)
     parts, exact, near = 0, 0, 0
-    for start in COUNTED:
+    for start in STARTS:
         (model,) = models_of(start["model"])
         loaded = (each for each in model.tensors if each.name != start.get("without"))
         model = replace(model, tensors=tuple(loaded))
@@ -146,13 +146,13 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
         found = llama_cpp.serve(model, gpus_of(start["gpu"]), options)
         for held in (*found.gpus, found.host):
             for part, printed in start["printed"].get(held.name, {}).items():
-                counted = getattr(held, f"{part}_bytes")
+                estimated = getattr(held, f"{part}_bytes")
                 if options.engine_version == "2025-08":  # prints MiB
-                    counted = mib(counted)
-                assert part == "compute" or counted == printed, start
+                    estimated = mib(estimated)
+                assert part == "compute" or estimated == printed, start
                 parts += 1
-                exact += counted == printed
-                near += printed == 0 or off(counted, printed) < 0.02
+                exact += estimated == printed
+                near += printed == 0 or off(estimated, printed) < 0.02
     assert (parts, exact, near) == (4548, 4328, 4437)
 
 

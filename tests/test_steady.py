@@ -75,12 +75,12 @@ def test_most_of_a_long_job_is_passed_over(model, fields, monkeypatch):
     kind = type(allocator_for(tape))
     run_all = kind.run
 
-    def counted(self, events, sizes, start=0, stop=None):
+    def token_counts(self, events, sizes, start=0, stop=None):
         nonlocal ran
         ran += stop - start
         run_all(self, events, sizes, start, stop)
 
-    monkeypatch.setattr(kind, "run", counted)
+    monkeypatch.setattr(kind, "run", token_counts)
     replay(tape)
     assert ran < 0.8 * tape.marks[-1].position
 

@@ -60,7 +60,7 @@ def test_what_sees_and_hears_has_the_task_of_its_class(values, task):
 def test_a_class_without_a_task_is_named_in_a_note():
     budget = estimate(small("bert", "BertForPreTraining"), batch=2, block=16)
     assert budget.job["task"] == "masked-lm"
-    assert any("'BertForPreTraining': counted as masked-lm" in note for note in budget.warnings)
+    assert any("'BertForPreTraining': estimated as masked-lm" in note for note in budget.warnings)
 
 
 def test_a_head_that_a_family_has_no_rules_for_is_traced_or_refused_with_a_way_out(monkeypatch):

@@ -22,13 +22,13 @@ Verdict = Literal["fits", "tight", "does not fit"]
 _SPARE_BYTES: Final = 258 * 2**20  # the widest range that was published for one GPU: an H100's
 
 
-def spare_bytes(counted: int, lowest: int, highest: int) -> int:
+def spare_bytes(assumed: int, lowest: int, highest: int) -> int:
     """Return what to leave free of a GPU: by how much its context may be larger than assumed.
 
     From `lowest` to `highest` was published. Where that is one figure, nobody knows the range: then
     it is assumed to be as wide as the widest that is known.
     """
-    return highest - counted if highest > lowest else _SPARE_BYTES
+    return highest - assumed if highest > lowest else _SPARE_BYTES
 
 
 BLOCK_ROUNDING: Final = "block rounding"

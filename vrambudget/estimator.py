@@ -120,7 +120,7 @@ def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dic
     if not scenario.config.checked_with:
         job["transformers"] = None
     if recording.draws is not None:
-        job["draw"] = recording.draws.counted
+        job["draw"] = recording.draws.fullest
     if scenario.job.attention == "sdpa":
         names = {f"{name}_attention": name for name in ("cudnn", "flash", "efficient")}
         ran = set(recording.tape.operations)

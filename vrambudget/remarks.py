@@ -17,7 +17,7 @@ from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import Replay, replay
 from vrambudget.units import format_bytes
 
-_COUNTED = {"uniform": "the first", "collapsed": "the second", "worst": "the larger"}
+_ASSUMED = {"uniform": "the first", "collapsed": "the second", "worst": "the larger"}
 
 
 def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ def _of_lengths(job: Job, recording: Recording) -> str:
     low, high = (format_bytes(f(recording.draws.reserved_bytes)) for f in (min, max))
     between = low if low == high else f"{low} to {high}"
     return (
-        f"{lengths}: five draws reserve {between}, and --draw {recording.draws.counted} is shown;"
+        f"{lengths}: five draws reserve {between}, and --draw {recording.draws.fullest} is shown;"
         " more steps may reserve more; what would help is tried on that draw alone"
     )
 
@@ -158,7 +158,7 @@ def remarks_on_choice(gpu: Gpu | None) -> Iterator[str]:
         yield gpu.assumed
 
 
-def _of_experts(scenario: Scenario, counted: Replay) -> str:
+def _of_experts(scenario: Scenario, replayed: Replay) -> str:
     """Say how tokens are assumed to spread over experts, and what other spreads take."""
     if scenario.job.layout.ep > 1:
         return (
@@ -167,20 +167,20 @@ def _of_experts(scenario: Scenario, counted: Replay) -> str:
         )
     if not routing_decides(scenario.config, scenario.job):
         return "experts run as grouped products: how tokens spread over them does not matter"
-    even, collapsed = (_routed_peak(scenario, routing, counted) for routing in ROUTINGS)
+    even, collapsed = (_routed_peak(scenario, routing, replayed) for routing in ROUTINGS)
     if even == collapsed:
         return f"experts one by one: {format_bytes(even)}, however tokens spread over them"
     return (
         f"experts one by one: {format_bytes(even)} if tokens spread evenly,"
         f" {format_bytes(collapsed)} if all go to the same few;"
-        f" {_COUNTED[scenario.job.routing]} is assumed"
+        f" {_ASSUMED[scenario.job.routing]} is assumed"
     )
 
 
-def _routed_peak(scenario: Scenario, routing: str, counted: Replay) -> int:
-    """Return allocated bytes with tokens spread by `routing`; `counted` is the job's own replay."""
+def _routed_peak(scenario: Scenario, routing: str, replayed: Replay) -> int:
+    """Return allocated bytes with tokens spread by `routing`; `replayed` is the job's."""
     if routing == scenario.job.routing:
-        return counted.peak.allocated_bytes
+        return replayed.peak.allocated_bytes
     tape = simulate_routed(scenario.config, scenario.job, scenario.platform, routing).tape
     return replay(tape).peak.allocated_bytes
 

@@ -196,10 +196,10 @@ def _checked(name: str, source: str, record: Mapping[str, Any], *, as_plain: boo
     if "error" in facts:
         return Check(name, source, problem="the measurement itself failed")
     scenario = _task(record)
-    counted = scenario
+    estimated = scenario
     if as_plain:
-        counted = _task({key: record[key] for key in record if key not in SCRIPT_KEYS})
-    tape = simulate(counted.config, counted.job, counted.platform).tape
+        estimated = _task({key: record[key] for key in record if key not in SCRIPT_KEYS})
+    tape = simulate(estimated.config, estimated.job, estimated.platform).tape
     if "oom" in facts:
         return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(scenario.gpu, tape))
     is_one_call = scenario.job.mode == "generate" and scenario.job.calls == 1

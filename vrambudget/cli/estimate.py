@@ -148,7 +148,7 @@ def _next_step(traced: Traced) -> str:
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
     from vrambudget.planning.variants import as_traced  # noqa: PLC0415 - needed last
 
-    assert scenario.gpu is not None  # noqa: S101 - a device was counted
+    assert scenario.gpu is not None  # noqa: S101 - a GPU was named
     spare = scenario.gpu.spare_bytes
     try:
         batch = largest_batch(as_traced(traced), margin_bytes=spare)

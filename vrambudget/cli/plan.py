@@ -21,7 +21,7 @@ from vrambudget.escaping import json_text
 from vrambudget.planning.choices import Choice, gpu_word, how_many
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import MACHINE, Goal
-from vrambudget.planning.plan import Plan, Wish, counted, plan_for
+from vrambudget.planning.plan import Plan, Wish, named_gpus, plan_for
 from vrambudget.report.plan import held, render_plan
 from vrambudget.report.tools import TOOLS, ToolName
 from vrambudget.report.tools.words import model_id
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if args.context is not None:
         raise VramBudgetError("--context is of --serve", hint="add --serve")
     named = frozenset(fields)
-    gpus, per_node, device = counted(on_nodes(args.gpu, args.nodes) or args.gpu)
+    gpus, per_node, device = named_gpus(on_nodes(args.gpu, args.nodes) or args.gpu)
     wish = Wish(args.goal, args.most, args.offload, named, args.per_step, gpus=gpus)
     wish = replace(wish, per_node=per_node)
     if args.tool is not None:
@@ -155,7 +155,7 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
     if args.format is not None:
         raise VramBudgetError(f"--format {args.format} cannot be combined with --as {args.tool}")
     if not found.choices:
-        there = f"{found.most} x {found.gpu}" if found.counted else f"one {found.gpu}"
+        there = f"{found.most} x {found.gpu}" if found.is_named else f"one {found.gpu}"
         raise VramBudgetError(
             f"no recipe that {args.tool} has words for fits {there}",
             hint="leave --as out: the plan says what fits",
@@ -198,7 +198,7 @@ def _starting(choice: Choice, args: argparse.Namespace, file: str) -> list[str]:
     """Return how a recipe for several GPUs is started."""
     if choice.gpus == 1:
         return []
-    _, per_node, _ = counted(on_nodes(args.gpu, args.nodes) or args.gpu)
+    _, per_node, _ = named_gpus(on_nodes(args.gpu, args.nodes) or args.gpu)
     each = min(choice.gpus, per_node or MACHINE)
     start = TOOLS[args.tool].launch.format(each=each).replace("FILE", file)
     nodes = choice.gpus // each

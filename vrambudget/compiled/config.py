@@ -26,7 +26,7 @@ CHECKED = ("2.11", "2.13", "2.14", "2.15")
 """Versions of torch whose compiler was held against rehearsals, the oldest first."""
 
 _PLATFORMS = ("linux",)
-_COUNTED: Mapping[str, tuple[Any, ...]] = {
+_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "mode": ("train", "eval"),
     "loop": ("plain", "nanogpt", "trainer"),
     "ranks": (None, 1),
@@ -58,7 +58,7 @@ class CompiledConfig(ModelConfig):
         yield from findings.notes()
 
     def not_modelled(self) -> Iterator[str]:
-        """Yield the operations that were counted by their results alone."""
+        """Yield the operations that were traced by their results alone."""
         yield from findings.not_modelled
         if self.model_type == "bart":
             yield "512 KiB that BART's first backward pass was seen to add: why is not known"
@@ -132,9 +132,9 @@ def _refuse(job: Job) -> None:
             f"torch {installed} is installed, whose compiler was not checked",
             hint=f"checked are {', '.join(CHECKED[:-1])} and {CHECKED[-1]}; {REHEARSE}",
         )
-    for name, counted in _COUNTED.items():
+    for name, supported in _SUPPORTED.items():
         value = getattr(job, name)
-        if value not in counted:
+        if value not in supported:
             raise NotModelledError(
                 f"{name} is {value!r}, which is not modelled for a compiled model",
                 hint=layout.REHEARSE if name == "ranks" else REHEARSE,

@@ -64,6 +64,6 @@ def contexts() -> Mapping[str, CudaContext]:
 
 
 def _context(row: Mapping[str, str]) -> CudaContext:
-    counted, lowest, highest = (parse_bytes(row[name]) for name in ("counted", "lowest", "highest"))
+    assumed, lowest, highest = (parse_bytes(row[name]) for name in ("assumed", "lowest", "highest"))
     kind: Any = row["kind"]
-    return CudaContext(counted, lowest, highest, kind, row["source"], int(row["threads"]))
+    return CudaContext(assumed, lowest, highest, kind, row["source"], int(row["threads"]))

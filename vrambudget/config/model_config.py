@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Self
 from vrambudget.auto_classes import DROPOUT_FIELDS
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
-from vrambudget.config.said_by_config import ATTENTION_KEYS, COUNTED_ATTENTION
+from vrambudget.config.said_by_config import ATTENTION_KEYS, MODELLED_ATTENTION
 from vrambudget.config.settings import Field, Settings, Size, show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
@@ -239,7 +239,7 @@ class ModelConfig(Settings):
     @classmethod
     def _decides_nothing(cls, key: str, value: object) -> bool:
         if key in ATTENTION_KEYS:
-            return value is None or value in COUNTED_ATTENTION
+            return value is None or value in MODELLED_ATTENTION
         if key == "problem_type":  # of a classifier: its loss
             return value in {None, "single_label_classification"}
         ignored = key in IGNORED_KEYS or key in cls.ignored_keys

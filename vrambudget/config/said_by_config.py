@@ -20,7 +20,7 @@ from vrambudget.config.unfamiliar import named_tasks
 from vrambudget.config.versions import as_numbers
 
 ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
-COUNTED_ATTENTION = ("eager", "sdpa")
+MODELLED_ATTENTION = ("eager", "sdpa")
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _NARROW = {"bfloat16": "bf16", "float16": "fp16"}
 _READS_DTYPE_SINCE = (5, 0)
@@ -30,7 +30,7 @@ def job_of_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a job that a configuration decides."""
     fields: dict[str, Any] = {}
     for key in ATTENTION_KEYS:
-        if values.get(key) in COUNTED_ATTENTION:
+        if values.get(key) in MODELLED_ATTENTION:
             fields["attention"] = values[key]
     if values.get("gradient_checkpointing") is True:
         fields["checkpointing"] = "full"
@@ -71,7 +71,7 @@ def remarks_on_config(values: Mapping[str, Any], job: Job, *, keeps_cache: bool)
     if values.get("model_type") == "nanogpt" and job.mode == "train":
         yield from _of_nanogpt(job)
     if (names := values.get("architectures")) and not named_tasks(values):
-        yield f"the configuration is of {show(names[0])}: counted as {job.task}, see --task"
+        yield f"the configuration is of {show(names[0])}: estimated as {job.task}, see --task"
     key = next((key for key in _DTYPE_KEYS if str(values.get(key)) in _NARROW), None)
     reads = as_numbers(job.transformers) >= _READS_DTYPE_SINCE
     if key and reads and job.weight_dtype == "fp32" and job.quant is None:

@@ -31,7 +31,7 @@ class Note:
 
     @property
     def v(self) -> Note:
-        """What has the type, which of counted tensors is the engine's."""
+        """What has the type, which of traced tensors is the engine's."""
         return self
 
     def dim(self) -> int:

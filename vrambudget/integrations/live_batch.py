@@ -18,7 +18,7 @@ from vrambudget.errors import VramBudgetError
 
 _ROWS = 256
 _SECONDS = 2.0  # rows may be images that have to be decoded
-_COUNTED = {"input_ids", "attention_mask", "labels", "pixel_values"}
+_MODELLED = {"input_ids", "attention_mask", "labels", "pixel_values"}
 _NO_LABEL = -100  # torch's cross_entropy, ignore_index
 _OF_PACKED = {
     "position_ids",
@@ -81,9 +81,9 @@ def _fields(batch: Any, lengths: set[int]) -> tuple[dict[str, Any], tuple[str, .
     if not hasattr(batch, "keys"):
         raise VramBudgetError(f"a batch is a {type(batch).__name__}, not a dict of named tensors")
     ids, mask, labels = (batch.get(key) for key in ("input_ids", "attention_mask", "labels"))
-    counted = _COUNTED | (_OF_PAIRS if "completion_mask" in batch else set())
-    counted |= _OF_PACKED if "cu_seq_lens_q" in batch else set()
-    not_modelled = [f"the batch's {key}" for key in batch if key not in counted]
+    modelled = _MODELLED | (_OF_PAIRS if "completion_mask" in batch else set())
+    modelled |= _OF_PACKED if "cu_seq_lens_q" in batch else set()
+    not_modelled = [f"the batch's {key}" for key in batch if key not in modelled]
     if ids is None:
         return {}, tuple(not_modelled)
     fields: dict[str, Any] = {"block": int(ids.shape[1])}

@@ -247,10 +247,10 @@ def _check_quantised(scenario: Scenario, live: LiveModel) -> None:
 
 
 def _check_against(budget: Budget, live: LiveModel) -> None:
-    counted = budget.parameters
-    if (counted.total, counted.trainable) != (live.count, live.trained):
+    expected = budget.parameters
+    if (expected.total, expected.trainable) != (live.count, live.trained):
         raise NotModelledError(
             f"the model has {live.count:,} parameters and trains {live.trained:,} of them;"
-            f" {counted.total:,} and {counted.trainable:,} were expected",
+            f" {expected.total:,} and {expected.trainable:,} were expected",
             hint="adapters on other modules, or other parts trained with them, are not modelled",
         )

@@ -84,8 +84,8 @@ def run(
 
 def _on(gpu: str | Gpu) -> str:
     names = [found.name for found in gpus_of(gpu)]
-    counted = ((names.count(name), name) for name in dict.fromkeys(names))
-    return " and ".join(f"{n} x {name}" if n > 1 else name for n, name in counted) or "no GPU"
+    counts = ((names.count(name), name) for name in dict.fromkeys(names))
+    return " and ".join(f"{n} x {name}" if n > 1 else name for n, name in counts) or "no GPU"
 
 
 def choices(

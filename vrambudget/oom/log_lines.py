@@ -18,7 +18,7 @@ _RANK = re.compile(
 _MARGIN = re.compile(r"^(?:\s*[>#│┃|]+)+\s?")  # quotes, comments, boxes
 _BARS = "│┃|"
 _PROGRESS_BAR = re.compile(r"^[^|]*\d%\|[^|]*\|\s*(\d{1,15})/\d+ \[[^\]]*\]")
-_COUNTED = re.compile(
+_STEP = re.compile(
     r"\b(?:iter|iteration|step|global_step)s?\b\W{0,3}(\d{1,15})(?!\d)", re.IGNORECASE
 )
 _NOT_STEPS = re.compile(r"load|shard|fetch|map|token|file", re.IGNORECASE)
@@ -191,7 +191,7 @@ def without_progress(text: str) -> str:
 def progress_before(lines: list[LogLine]) -> int | None:
     """Return the number of the last training step that `lines` show, or None."""
     for line in reversed(lines):
-        for pattern in (_PROGRESS_BAR, _COUNTED):
+        for pattern in (_PROGRESS_BAR, _STEP):
             hits = [*pattern.finditer(line.text)]
             if hits and not _NOT_STEPS.search(line.text[: hits[-1].start(1)]):
                 return int(hits[-1][1])

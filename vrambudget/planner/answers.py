@@ -143,9 +143,9 @@ def _largest(question: Question) -> dict[str, Any]:
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - likewise
     from vrambudget.planning.variants import as_traced  # noqa: PLC0415 - likewise
 
-    counted = as_traced(_traced(question))
-    spare = counted.gpu.spare_bytes if counted.gpu else 0
-    return {"batch": largest_batch(counted, margin_bytes=spare)}
+    scenario = as_traced(_traced(question))
+    spare = scenario.gpu.spare_bytes if scenario.gpu else 0
+    return {"batch": largest_batch(scenario, margin_bytes=spare)}
 
 
 def _plan(question: Question) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def advise_on(
     """Return what would help a scenario that was traced; `progress` is called before each try.
 
     `forks`: let other processes try, too. For a process that has no other threads.
-    Where lengths change, changes are tried on the draw that was counted.
+    Where lengths change, changes are tried on the draw that is shown.
     """
     traced = replace(traced, scenario=as_traced(traced))
     trial = _Trial(traced, progress, forks=forks)

@@ -1,6 +1,6 @@
 """What is trained after all, where nothing fits as it was asked: another loop, a shorter block.
 
-Each is tried with the most frugal recipe of the goal, on one GPU or on as many as were counted.
+Each is tried with the most frugal recipe of the goal, on one GPU or on as many as were named.
 """
 
 import shlex
@@ -40,7 +40,7 @@ def alternatives(
 ) -> Iterator[Alternative]:
     """Yield TRL's loop, if it fits, and the longest block that fits: one GPU, or several.
 
-    Where several were not counted, one shorter block is tried alone: each is with many numbers.
+    Where their number was not named, one shorter block is tried alone: each is with many numbers.
     """
 
     def on_multi_gpu(there: Scenario) -> Choice | None:

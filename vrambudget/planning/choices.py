@@ -124,7 +124,7 @@ def gpu_word(scenario: Scenario) -> str:
 
 
 def how_many(gpus: int, per_node: int | None, times: str = "x") -> str:
-    """Return a number of GPUs as it was asked for: "2x8x" where machines were counted."""
+    """Return a number of GPUs as it was asked for: "2x8x" where machines were named."""
     return f"{gpus // per_node}{times}{per_node}{times}" if per_node else f"{gpus}{times}"
 
 

@@ -81,7 +81,7 @@ def max_block(
 
 
 def margin_bytes(margin: int | str | None, gpu: Gpu | None = None) -> int:
-    """Return a margin in bytes; None: by how much the GPU's context may be larger than counted.
+    """Return a margin in bytes; None: by how much the GPU's context may be larger than assumed.
 
     Raises VramBudgetError if it is negative or not a size.
     """

@@ -8,7 +8,7 @@ GPUs with a number (gpu="4x24GB", "2x8xh100") every layout that fits them, each 
 batch; where none does, what one of them trains, or all with less. A job that is compiled is planned
 for one GPU.
 
-A layout that was counted and is too large does not fit. One that has no rule was not considered,
+A layout that was computed and is too large does not fit. One that has no rule was not considered,
 and the plan says so.
 """
 
@@ -45,7 +45,7 @@ class Wish:
 
     `per_step`: sequences of one optimizer step, which recipes accumulate to. `suits`: whether a job
     may be a recipe. `autocast`: what is trained under autocast where weights are in 16 bits.
-    `gpus`: how many there are, where they were counted; `per_node`: those of a machine, likewise.
+    `gpus`: how many there are, where that was named; `per_node`: those of a machine, likewise.
     """
 
     goal: Goal = "any"
@@ -64,7 +64,7 @@ class Wish:
 class Plan:
     """The fewest GPUs that do (0: none up to `most`), and the ways that fit them, best first.
 
-    Of GPUs that were counted: all of them, or 0. `not_considered`: layouts that have no rule, with
+    Of a named number of GPUs: all of them, or 0. `not_considered`: layouts that have no rule, with
     the reason. `margin_bytes` of each GPU are left free.
     """
 
@@ -77,8 +77,8 @@ class Plan:
     most: int
     choices: tuple[Choice, ...]
     alternatives: tuple[Alternative, ...] = ()  # where nothing fits as asked: what does with less
-    counted: bool = False  # whether so many GPUs were asked for
-    per_node: int | None = None  # GPUs of a machine, where machines were counted
+    is_named: bool = False  # whether so many GPUs were asked for
+    per_node: int | None = None  # GPUs of a machine, where machines were named
     left_out: tuple[str, ...] = ()  # why recipes of a job that is compiled were not tried
     not_considered: tuple[str, ...] = ()
     any_modelled: bool = True  # whether any layout of several GPUs was
@@ -141,14 +141,14 @@ def plan(
     Raises VramBudgetError for a model, a field, a goal or a GPU that makes no sense.
     """
     named = frozenset(Job.aliases.get(name, name) for name in fields)
-    gpus, per_node, device = counted(gpu)
+    gpus, per_node, device = named_gpus(gpu)
     scenario = resolve(model, gpu=device, **fields)
     spare = margin_of(margin, scenario.gpu)
     wish = Wish(goal, most, offload, named, per_step, spare, gpus=gpus, per_node=per_node)
     return plan_for(scenario, wish)
 
 
-def counted(gpu: str | Gpu) -> tuple[int | None, int | None, str | Gpu]:
+def named_gpus(gpu: str | Gpu) -> tuple[int | None, int | None, str | Gpu]:
     """Return how many GPUs are asked for and how many a machine has (None: not said), and which."""
     nodes, count, device = nodes_of_gpus(gpu) if isinstance(gpu, str) else (1, 1, gpu)
     gpus = nodes * count
@@ -178,7 +178,7 @@ def plan_for(scenario: Scenario, wish: Wish, progress: Callable[[], object] = la
         most=wish.gpus or wish.most,
         choices=tuple(choices),
         alternatives=others,
-        counted=wish.gpus is not None,
+        is_named=wish.gpus is not None,
         per_node=wish.per_node,
         left_out=left_out,
         not_considered=planner.not_considered() if planner else (),
@@ -218,7 +218,7 @@ def _eager(
 def _with_less(
     scenario: Scenario, wish: Wish, progress: Callable[[], object]
 ) -> tuple[Alternative, ...]:
-    """Return what several GPUs train with less; of those that were counted, first one as asked."""
+    """Return what several GPUs train with less; of a named number, first one as asked."""
     one = replace(wish, gpus=None, per_step=None)
     found = () if wish.gpus is None else _best_alone(scenario, one, progress)
     found = found or tuple(alternatives(scenario, wish, progress, alone=False))

@@ -137,8 +137,8 @@ def _without_numbers(gpu: Gpus) -> tuple[Gpus, dict[str, int]]:
     if gpu is None or not isinstance(gpu, str | Gpu | Iterable):
         return gpu, {}  # what it is instead is said by those who look for it
     named = [gpu] if isinstance(gpu, str | Gpu) else [*gpu]
-    counted = [count_of_gpus(one) if isinstance(one, str) else (1, one) for one in named]
-    numbers = {number for number, _ in counted}
+    parsed = [count_of_gpus(one) if isinstance(one, str) else (1, one) for one in named]
+    numbers = {number for number, _ in parsed}
     if len(numbers) > 1:
         raise VramBudgetError(
             f"gpu has {' and '.join(map(str, sorted(numbers)))} GPUs in one sweep",
@@ -146,7 +146,7 @@ def _without_numbers(gpu: Gpus) -> tuple[Gpus, dict[str, int]]:
         )
     if numbers <= {1}:
         return gpu, {}
-    return [one for _, one in counted], {"ranks": numbers.pop()}
+    return [one for _, one in parsed], {"ranks": numbers.pop()}
 
 
 def _gpus(gpu: Gpus) -> tuple[Gpu, ...]:

@@ -30,7 +30,7 @@ def variant(scenario: Scenario, **fields: Any) -> Scenario:
 
 
 def as_traced(traced: Traced) -> Scenario:
-    """Return the scenario with the draw that was counted, where lengths change from batch to batch.
+    """Return the scenario with the draw that is shown, where lengths change from batch to batch.
 
     Trying every draw of every change would take five times as long.
     """

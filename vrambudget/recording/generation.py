@@ -98,7 +98,7 @@ def _called(listener: Listener, job: Values, module: Any, inputs: Any) -> NoRetu
 
     encoded = encode()[0].v
     if job["call"] == "next" and cache is not None:
-        decode(counted(empty((rows, target - 1), int64)), counted(encoded))
+        decode(traced(empty((rows, target - 1), int64)), traced(encoded))
     del facts["inputs"]["labels"], facts["inputs"]["input_ids"]
     listener.is_on = True
     tokens = target if job["call"] == "next" and cache is None else 1
@@ -108,7 +108,7 @@ def _called(listener: Listener, job: Values, module: Any, inputs: Any) -> NoRetu
     _end(listener, decode(new, states))
 
 
-def counted(v: Tensor) -> TracedTensor:
+def traced(v: Tensor) -> TracedTensor:
     """Return what the model's code sees of a tensor, which has a name."""
     x: TracedTensor = vars(live)["traced_tensor"](v)
     return x
@@ -122,7 +122,7 @@ def step(
     own = {key: listener.encoded(value) for key, value in options.items()}
     listener.emit("op", name, names, [x.named for x in given], own)
     listener.temporaries |= {id(v): (n, v) for n, v in zip(names, results, strict=True)}
-    return tuple(counted(v) for v in results)
+    return tuple(traced(v) for v in results)
 
 
 def _input(listener: Listener, name: str, v: Tensor) -> Any:
@@ -130,7 +130,7 @@ def _input(listener: Listener, name: str, v: Tensor) -> Any:
     listener.inputs[name] = listener.fresh()
     listener.temporaries[id(v)] = listener.inputs[name], v
     listener.facts["inputs"][name] = [list(v.shape), v.dtype]
-    return counted(v)
+    return traced(v)
 
 
 def _end(listener: Listener, outputs: Any) -> NoReturn:
@@ -166,7 +166,7 @@ class _Keys(transformers.Cache):
     def _step(self, name: str, made: Any, given: Any) -> Any:
         if self._listener.is_on:
             return step(self._listener, name, made, given)
-        return tuple(map(counted, made))
+        return tuple(map(traced, made))
 
     def read(self, number: int) -> Any:
         """Return the keys and values of a layer."""

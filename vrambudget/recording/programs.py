@@ -103,7 +103,7 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
         program.builds.append([key, value, rows])
     program.code = list(_with_states(code))
     program.guards += whole_patches(repr((program.effects, built)))
-    program.result = {"loss": _counted(program.code, loss), "logits": logits}
+    program.result = {"loss": _one_loss(program.code, loss), "logits": logits}
     program.result |= _others(others, first.get("cached", ()))
     return program
 
@@ -192,7 +192,7 @@ def _others(names: list[Any], cached: Sequence[str]) -> dict[str, list[Any]]:
     return found | ({"cached": kept} if kept else {})
 
 
-def _counted(code: list[Row], loss: str | None) -> str | None:
+def _one_loss(code: list[Row], loss: str | None) -> str | None:
     """Return the loss's name, which is one whether Trainer counts labels and divides it or not."""
     start = next((at for at, row in enumerate(code) if row == ("given", COUNT)), None)
     if start is None or loss is None:

@@ -20,7 +20,7 @@ from vrambudget.report.memory_curve import MemoryCurve, TensorGroup
 from vrambudget.report.plot import plot
 from vrambudget.units import format_bytes
 
-_COUNTED = "asked for by tensors"
+_HEIGHT = "asked for by tensors"
 _FAILS = ("failed", "killed", "unrecorded")
 
 
@@ -28,7 +28,7 @@ def page(result: Rehearsal) -> str:
     """Return the page."""
     unit = Amounts.for_total(result.capacity_bytes).unit
     body = "\n".join(_sections(result, unit))
-    data = curve_data(result.curve, unit, _COUNTED) if result.curve else "null"
+    data = curve_data(result.curve, unit, _HEIGHT) if result.curve else "null"
     title = f"{' '.join(result.command)}: {_verdict(result)[1]}"
     return document(title, body, data, f"Rehearsed by vrambudget {__version__}")
 

@@ -1,4 +1,4 @@
-"""One self-contained page: verdict, breakdown, the timeline of the steps, every part counted.
+"""One self-contained page: verdict, breakdown, the timeline of the steps, every part.
 
 The page needs no network and, but for pointing at moments of the timeline, no script. `page.html`
 beside this file is its frame; `page.css` and `page.js` are put into it whole. The planner shows the
@@ -95,7 +95,7 @@ def peak_section(found: Sequence[BarPiece], end: float | None) -> str:
 def _table(lines: Ledger) -> str:
     rows = "".join(
         f"<tr{' class=total' if line.is_total else ''}><th scope=row>{escape(line.name)}</th>"
-        f"<td>{lines.amounts.text(line.hundredths)}</td><td>{escape(line.counted)}</td></tr>"
+        f"<td>{lines.amounts.text(line.hundredths)}</td><td>{escape(line.explanation)}</td></tr>"
         for line in lines.lines
     )
     return (
@@ -128,12 +128,12 @@ def cells(kind: str, texts: Iterable[str]) -> str:
     return "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts)
 
 
-def curve_data(drawn: MemoryCurve, unit: str, counted: str = "allocated") -> str:
-    """Return what the script shows of each moment, as JSON; `counted`: what its height is."""
+def curve_data(drawn: MemoryCurve, unit: str, height: str = "allocated") -> str:
+    """Return what the script shows of each moment, as JSON; `height`: what its height is."""
     values = {
         "unit": unit,
         "unitBytes": bytes_in(unit),
-        "counted": counted,
+        "height": height,
         "parts": list(drawn.parts),
         "order": [drawn.parts.index(name) for name in stacked(drawn.parts)],
         "peak": drawn.peak,

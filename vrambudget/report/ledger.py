@@ -26,7 +26,7 @@ class LedgerLine(NamedTuple):
 
     name: str
     hundredths: int
-    counted: str
+    explanation: str
     is_total: bool = False
 
 
@@ -73,7 +73,7 @@ def _lines(budget: Budget, amounts: Amounts) -> Iterator[LedgerLine]:
 
 def how_computed(purpose: str, budget: Budget) -> str:
     """Say in a few words how a part is computed; a product is shown only if it is exact."""
-    explain = _COUNTED.get(purpose)
+    explain = _EXPLANATIONS.get(purpose)
     return explain(budget) if explain else ""
 
 
@@ -137,7 +137,7 @@ _STATES = {
     "adafactor": "Adafactor: factors by row and column",
     "none": "none: no optimizer",
 }
-_COUNTED: dict[str, Callable[[Budget], str]] = {
+_EXPLANATIONS: dict[str, Callable[[Budget], str]] = {
     "weights": _weights,
     "autocast copies": _autocast_copies,
     "gradients": _gradients,

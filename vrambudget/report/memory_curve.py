@@ -107,8 +107,8 @@ def memory_curve(tape: Tape, job: Job, available_bytes: int | None = None) -> Me
         spans.append(PhaseSpan(mark.step, mark.phase, at, at := len(columns.found)))
     # As `max_memory_allocated` counts: from where the loop resets it, once the model is built.
     since = tape.built()
-    counted = (i for i, column in enumerate(columns.found) if column.event >= since)
-    peak = max(counted, key=lambda i: columns.found[i].allocated_bytes)
+    eligible = (i for i, column in enumerate(columns.found) if column.event >= since)
+    peak = max(eligible, key=lambda i: columns.found[i].allocated_bytes)
     full = full_on(tape, available_bytes) if available_bytes is not None else None
     in_column = None if full is None else bisect_right(starts, full.event) - 1
     groups = tuple(columns.groups.groups)

@@ -45,7 +45,7 @@ function timeline(curve) {
     const title = column === curve.peak ? "The peak: " : "";
     const first = element("p", title);
     first.append(element("b", `step ${step}, ${phase}, ${operation}`), element("br", null),
-      `${amount(allocated)} ${curve.counted}, ${amount(reserved)} reserved`);
+      `${amount(allocated)} ${curve.height}, ${amount(reserved)} reserved`);
     const purposes = curve.order.filter((part) => parts[part] > 0)
       .map((part) => row(curve.parts[part], parts[part], curve.parts[part]));
     const tensors = largest.map(([group, count]) => {

@@ -1,7 +1,7 @@
 """The sentences of a report: one wording for the table, Markdown, HTML and the notebook.
 
 verdict     "FITS", "33.55 of 79.25 GiB on NVIDIA A100-SXM4-80GB: 45.70 GiB left"
-job         what was counted
+job         the job
 moments     when the peak is, when the GPU is full
 notes       what is not modelled, what was assumed
 """
@@ -17,7 +17,7 @@ from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
 
 TIGHT = "FITS ONLY IF NOTHING ELSE USES THE GPU"
-_CUDNN = "cuDNN 9.19"  # whose workspaces for attention are counted: ops/attention/cudnn.py
+_CUDNN = "cuDNN 9.19"  # whose workspaces for attention are known: ops/attention/cudnn.py
 _ZEROED = {"zeros": "in place", "late": "after the forward pass"}
 _QUANTISED = {"nf4": "4-bit weights", "int8": "8-bit weights"}
 _CHECKPOINTING = {
@@ -183,9 +183,9 @@ def notes(budget: Budget) -> Iterator[str]:
 
 def _of_context(device: Device, published: tuple[int, int]) -> str:
     """Say what is assumed of the driver's own memory, in which range, and who says so."""
-    counted, low, high = (f"{n / 2**20:.0f}" for n in (device.context_bytes, *published))
+    assumed, low, high = (f"{n / 2**20:.0f}" for n in (device.context_bytes, *published))
     between = f" of {low} to {high} MiB" if low != high else ""
-    return f"CUDA context: {counted} MiB{between} ({device.context_source})"
+    return f"CUDA context: {assumed} MiB{between} ({device.context_source})"
 
 
 def _equal_ranks(peaks: Sequence[RankPeak]) -> Collection[Sequence[RankPeak]]:

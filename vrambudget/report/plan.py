@@ -114,7 +114,7 @@ def headline(found: Plan) -> str:
     """Return the answer: the best recipe of one GPU, or how many it takes."""
     if found.alternatives:
         first = found.alternatives[0]
-        says_more = "loop" in first.choice.fields or (first.what == AS_ASKED and found.counted)
+        says_more = "loop" in first.choice.fields or (first.what == AS_ASKED and found.is_named)
         return _one(found, first.choice) + (f"; {first.what}" if says_more else "")
     if not found.choices:
         return _nothing(found)
@@ -136,7 +136,7 @@ def _of_multi_gpu(found: Plan) -> str:
     if not found.choices:
         return _nothing(found)
     best = found.choices[0]
-    does = "trains on" if found.counted else "needs"
+    does = "trains on" if found.is_named else "needs"
     row = found.inputs or f"{found.block:,} tokens a sequence"
     as_asked = f", for {row}" if found.alternatives else ""
     return (
@@ -146,19 +146,19 @@ def _of_multi_gpu(found: Plan) -> str:
 
 
 def _nothing(found: Plan) -> str:
-    """Return that nothing was found: too large where it was counted, no rule where it was not."""
+    """Return that nothing was found: too large where it was computed, no rule where it was not."""
     first = found.alternatives[0].choice if found.alternatives else None
     fields = first.fields if first else {}
     changed = "loop" in fields and fields.get("block", found.block) == found.block
     loop = " in a plain PyTorch loop" if changed else ""
-    if first and first.gpus == 1 and not found.counted and found.goal in {"any", "lora"}:
+    if first and first.gpus == 1 and not found.is_named and found.goal in {"any", "lora"}:
         more = ", or add --goal full to see how many train all weights"
         return (
             f"{found.block:,} tokens{loop}{' with lora' if found.goal == 'lora' else ''} need more"
             f" than one such GPU: name several (--gpu 2xGPU){more if found.goal == 'any' else ''}"
         )
     at = f"{found.model} at {found.inputs or f'{found.block:,} tokens a sequence'}{loop}"
-    up_to = "up to " if found.most > 1 and not found.counted else ""
+    up_to = "up to " if found.most > 1 and not found.is_named else ""
     where = f"{up_to}{_gpus(found, found.most)}"
     if not found.not_considered:
         return f"does not fit on {where}: {at}"
@@ -180,7 +180,7 @@ def _not_considered(found: Plan) -> list[str]:
     if not reasons:
         return []
     more = [f"  and {len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
-    each = found.per_node or (found.most if found.counted else MACHINE)
+    each = found.per_node or (found.most if found.is_named else MACHINE)
     return [
         "",
         "not considered:",
@@ -202,7 +202,7 @@ def _notes(found: Plan) -> list[str]:
     if not shown:
         more = "" if found.offload else "; --offload tries shards in main memory, too"
         fewest = "leave the number out of --gpu to see how many GPUs it takes"
-        return ["", f"{fewest}{more}"] if found.counted else []
+        return ["", f"{fewest}{more}"] if found.is_named else []
     notes = []
     if multi_gpu := [choice for choice in shown if choice.gpus > 1]:
         nccl = format_bytes(multi_gpu[0].nccl_bytes)

@@ -208,7 +208,7 @@ def _rough(choice: RunChoice) -> str:
 
 
 def commands(choice: RunChoice) -> list[str]:
-    """Return the commands and settings that start a choice as it was counted."""
+    """Return the commands and settings that start a choice as estimated."""
     options, model = choice.options, choice.model
     file = model.path or _file_of(model.name)
     if not options.has_all_logits and not options.is_mapped and options.load_mode == "auto":

@@ -82,8 +82,8 @@ def _parts(
 
 
 def _of_newer(found: Serving) -> Iterator[tuple[str, str, str]]:
-    if found.counted_bytes:
-        yield "token counts", gib(found.counted_bytes), "of each request, for penalties"
+    if found.token_counts_bytes:
+        yield "token counts", gib(found.token_counts_bytes), "of each request, for penalties"
     if found.expected_graphs_bytes != (0, 0):
         yield "graphs expected", spread(*found.expected_graphs_bytes), "CUDA graphs, as measured"
 

@@ -1,7 +1,7 @@
 """A budget as text, 80 columns wide or as asked for: the verdict first, what to try last.
 
 verdict             fits or not, and by how much
-job                 what was counted
+job                 what is estimated
 ledger              the parts at the peak, each with what it is
 moments             when the peak is, when the GPU is full
 notes               what was assumed, what is not modelled
@@ -80,7 +80,7 @@ def _of_256(colour: str) -> int:
 
 def _grid(lines: Ledger, *, markdown: bool, width: int) -> str:
     rows = [
-        [_name(line), lines.amounts.text(line.hundredths), line.counted] for line in lines.lines
+        [_name(line), lines.amounts.text(line.hundredths), line.explanation] for line in lines.lines
     ]
     headings = ["at the peak", lines.amounts.unit, "what it is"]
     text = grid(rows, headings, ["left", "right", "left"], markdown=markdown)

@@ -77,7 +77,7 @@ class Serving:
     block_size: int
     groups: Groups
     graphs_bytes: tuple[int, int]
-    counted_bytes: int  # tokens of each request, for penalties
+    token_counts_bytes: int  # tokens of each request, for penalties
     expected_graphs_bytes: tuple[int, int]  # what comes out of the cache for them
     first_start_bytes: int  # more activations while vLLM has nothing compiled yet
     first_start_tokens: tuple[int, int]
@@ -219,14 +219,14 @@ def _of_rank(
     activations = activations_bytes(
         config, gpu, options, sizes, sampling=sampling, quantised=quantised
     )
-    counted = rules.counted_bytes(seqs, config.vocab_size) * samples
+    token_counts = rules.token_counts_bytes(seqs, config.vocab_size) * samples
     may_take = ceil(options.utilization * gpu.capacity_bytes)
     outside, _ = range_of(gpu, tp, options.pipeline_parallel_size)
     outside = _pair(lambda size: rules.outside(size, KERNELS_BYTES), outside)
     expected = 0, 0
     if rules.takes_graphs and not options.enforce_eager:
         expected = expected_graphs(gpu, len(layers), seqs, rules)
-    rest = may_take - weights - activations - counted
+    rest = may_take - weights - activations - token_counts
     cache = rest - outside[1] - expected[1], rest - outside[0] - expected[0]
     first = vllm_versions.tables_bytes(config.vocab_size // tp, config.hidden_size, step, itemsize)
     is_compiled = not options.enforce_eager and not layers.start
@@ -276,7 +276,7 @@ def _of_rank(
         block_size=block,
         groups=groups,
         graphs_bytes=(0, 0) if options.enforce_eager else GRAPHS,
-        counted_bytes=counted,
+        token_counts_bytes=token_counts,
         expected_graphs_bytes=expected,
         first_start_bytes=first,
         first_start_tokens=_pair(lambda size: tokens_of(size - first), cache),

@@ -98,13 +98,13 @@ class VllmRules:
             return 3
         return 0 if self.minor >= 28 else 1  # noqa: PLR2004
 
-    def counted_bytes(self, seqs: int, vocabulary: int) -> int:
+    def token_counts_bytes(self, seqs: int, vocabulary: int) -> int:
         """Return what comes out of the cache for counts of each request's tokens.
 
         of answers [S, V] in int32, of prompts [S, V / 32] a bit each
         """
-        is_counted = self.is_second and self.minor >= 27  # noqa: PLR2004
-        return 4 * seqs * (vocabulary + -(-vocabulary // 32)) * is_counted
+        has_counts = self.is_second and self.minor >= 27  # noqa: PLR2004
+        return 4 * seqs * (vocabulary + -(-vocabulary // 32)) * has_counts
 
     def outside(self, size: int, kernels: int) -> int:
         """Return what of memory outside PyTorch is counted: without kernels that were there."""

@@ -15,7 +15,7 @@ from vrambudget.tape.segment_sizes import SMALL, UNIT_BITS
 from vrambudget.tape.step_plans import Whole
 
 _FAR_BELOW = 1 << 60  # no peak is reached from there
-_COUNTED = (
+_COUNTERS = (
     *("_allocated", "_requested_bytes", "_reserved"),
     *("_peak_reserved", "_peak_allocated", "peak_event"),
 )
@@ -33,7 +33,7 @@ class SmallAndLargePools(CachingAllocator):
 
     def begin(self) -> None:
         """From here to `end` events come pool by pool."""
-        self._counted = {name: getattr(self, name) for name in _COUNTED}
+        self._counters = {name: getattr(self, name) for name in _COUNTERS}
         if self._capacity is not None:
             self._had_pools = list(self.pools[0]), list(self.pools[1])
             self._had = dict(self._by_start), dict(self._by_end), dict(self._segments)
@@ -51,14 +51,14 @@ class SmallAndLargePools(CachingAllocator):
         Both together are asked for `requested` bytes more.
         """
         self.serve(large, sizes, 0)
-        counted = self._counted
+        counters = self._counters
         self._allocated += _FAR_BELOW + small.change
-        self._requested_bytes = counted["_requested_bytes"] + requested
-        peak = counted["_peak_allocated"]
+        self._requested_bytes = counters["_requested_bytes"] + requested
+        peak = counters["_peak_allocated"]
         if self._peak_allocated + _FAR_BELOW + small.most > peak:  # were both at their most at once
-            levels = self._levels(large, counted["_allocated"])
+            levels = self._levels(large, counters["_allocated"])
             peak = max(peak, *map(add, levels, small.beside))
-        self._peak_allocated, self.peak_event = peak, counted["peak_event"]
+        self._peak_allocated, self.peak_event = peak, counters["peak_event"]
         self._keeps_cache = False
 
     def _levels(self, large: Sequence[int], before: int) -> Iterator[int]:
@@ -72,7 +72,7 @@ class SmallAndLargePools(CachingAllocator):
 
     def undo(self) -> None:
         """Be as at `begin`, on a GPU with an end."""
-        for name, value in self._counted.items():
+        for name, value in self._counters.items():
             setattr(self, name, value)
         self.pools = self._had_pools
         self._by_start, self._by_end, self._segments = self._had
@@ -89,13 +89,13 @@ class SmallAndLargePools(CachingAllocator):
         of the blocks that are `there`. The counters stay as they are.
         """
         blocks, self.placed = self.placed, [*[0] * len(needs), *there]
-        counted = self._allocated, self._requested_bytes, self._peak_allocated
+        counters = self._allocated, self._requested_bytes, self._peak_allocated
         sizes = [*[need << UNIT_BITS for need in needs], *[0] * len(there)]
         try:
             self.serve([*shape], sizes, 0)
         finally:
             got, self.placed = self.placed, blocks
-            self._allocated, self._requested_bytes, self._peak_allocated = counted
+            self._allocated, self._requested_bytes, self._peak_allocated = counters
         return got
 
     def put_small_pool(self, free: Sequence[int]) -> None:

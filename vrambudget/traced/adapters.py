@@ -1,7 +1,7 @@
 """LoRA by PEFT itself: its own code wraps the live modules.
 
 Its adapters are made on the CPU and moved to the GPU, as `nn.Module.to` moves them: a module gets
-new parameters, for a counted tensor cannot take the place of one on the CPU.
+new parameters, for a traced tensor cannot take the place of one on the CPU.
 
 Source: peft/tuners/tuners_utils.py (_move_adapter_to_device_of_base_layer).
 """

@@ -69,7 +69,7 @@ class TracedConfig(ModelConfig):
             yield f"{' and '.join(names)}: layers skipped at random are assumed never to be skipped"
 
     def not_modelled(self) -> Iterator[str]:
-        """Yield the operations of the last model built that were counted by results alone."""
+        """Yield the operations of the last model built that were traced by results alone."""
         from vrambudget.traced import kernels  # noqa: PLC0415 - it imports torch
 
         yield from kernels.not_modelled()

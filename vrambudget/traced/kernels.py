@@ -35,7 +35,7 @@ _PLACES = {"argmax", "argmin"}
 _REDUCTIONS = {*_PLACES, "sum", "mean", "amax", "amin", "any", "all", "prod", *_NORMS}
 
 unchecked: set[str] = set()
-"""Operations of the model that was followed last that were counted by their results alone."""
+"""Operations of the model that was traced last that were traced by their results alone."""
 
 
 def not_modelled() -> Iterator[str]:

@@ -77,11 +77,11 @@ def if_finite(func: Any, given: Any) -> Known | None:
 def _by_shape(func: Any, args: Any, mode: Any) -> dict[int, Known]:
     """Return a value of the same shape for an argument of which nothing else decides."""
     place = _OF_SHAPES.get(func.__name__)
-    counted = None if place is None or len(args) <= place else mode.traced_of(args[place])
-    if counted is None:
+    traced = None if place is None or len(args) <= place else mode.traced_of(args[place])
+    if traced is None:
         return {}
-    one, shape = torch.zeros((), dtype=TORCH_DTYPE[counted.v.dtype]), tuple(counted.shape)
-    return {id(counted): Known(lambda: one.expand(shape))}
+    one, shape = torch.zeros((), dtype=TORCH_DTYPE[traced.v.dtype]), tuple(traced.shape)
+    return {id(traced): Known(lambda: one.expand(shape))}
 
 
 Remake = Callable[[torch.Tensor], torch.Tensor]
@@ -163,20 +163,20 @@ def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, A
 
     def kept(x: torch.Tensor) -> Any:
         nonlocal missing
-        counted = mode.traced_of(x)
-        if counted is None:
+        traced = mode.traced_of(x)
+        if traced is None:
             return x
-        value = instead.get(id(counted), counted.known)
-        missing = missing or value is None or _is_too_large(counted)
+        value = instead.get(id(traced), traced.known)
+        missing = missing or value is None or _is_too_large(traced)
         return value
 
     args, kwargs = mapped(given, torch.Tensor, kept)
     return None if missing else (args, kwargs)
 
 
-def _is_too_large(counted: Any) -> bool:
-    elements: int = counted.numel()
-    return elements > (_MOST_OF_MASKS if counted.v.dtype is bool_ else _MOST)
+def _is_too_large(traced: Any) -> bool:
+    elements: int = traced.numel()
+    return elements > (_MOST_OF_MASKS if traced.v.dtype is bool_ else _MOST)
 
 
 def made(func: Any, given: Any) -> Known | None:
@@ -207,7 +207,7 @@ def worked_out(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def read_back(x: TracedTensor) -> torch.Tensor | None:
-    """Return the value of a counted tensor, None if the host does not know it."""
+    """Return the value of a traced tensor, None if the host does not know it."""
     if x.known is None or _is_too_large(x):
         return None
     value: torch.Tensor = x.known.value()
@@ -215,7 +215,7 @@ def read_back(x: TracedTensor) -> torch.Tensor | None:
 
 
 def places(x: TracedTensor | None, *, by_inputs: bool = True) -> int | None:
-    """Return how many places of a counted tensor are set, None where the host does not know it.
+    """Return how many places of a traced tensor are set, None where the host does not know it.
 
     `by_inputs`: nor where anything decides but the job's inputs.
     """

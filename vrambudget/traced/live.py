@@ -57,7 +57,7 @@ class TorchModule(Module):
 
 
 class Live(TorchModule):
-    """A live module; `forward` runs its own code on counted tensors."""
+    """A live module; `forward` runs its own code on traced tensors."""
 
     def __init__(
         self, module: torch.nn.Module, mode: Following, values: Mapping[str, Any], loss: Loss
@@ -72,7 +72,7 @@ class Live(TorchModule):
         self._mode.head = id(head) if head is not None else 0
 
     def _parameter_of(self, weight: torch.Tensor) -> Parameter | None:
-        """Return a counted parameter's tensor, from now on one that the engine knows as such."""
+        """Return a traced parameter's tensor, from now on one that the engine knows as such."""
         traced = self._mode.traced_of(weight)
         if traced is None:
             return None

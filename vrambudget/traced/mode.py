@@ -1,6 +1,6 @@
 """Where each call of torch arrives while a model is traced, and which way it goes.
 
-no counted tensor, nothing on the GPU    torch itself, on the CPU
+no traced tensor, nothing on the GPU    torch itself, on the CPU
 an attribute                              answered
 a call that `traced.rules` knows          the operation in `ops`
 a function written in Python              its body, call by call
@@ -126,21 +126,21 @@ class Following(TorchFunctionMode):
             self._bodies.pop()
 
     def traced_of(self, x: Any) -> TracedTensor | None:
-        """Return x as a counted tensor, None for what is on the CPU."""
+        """Return x as a traced tensor, None for what is on the CPU."""
         return x if type(x) is TracedTensor else self.weights.get(id(x))
 
 
 class _Handled:
-    """One call: its counted arguments, and the way back from the engine's tensors to them."""
+    """One call: its traced arguments, and the way back from the engine's tensors to them."""
 
     def __init__(self, mode: Following) -> None:
         self.mode = mode
         self.found: dict[int, TracedTensor] = {}
-        self.live: dict[int, torch.Tensor] = {}  # what code knows them by, if not as counted
+        self.live: dict[int, torch.Tensor] = {}  # what code knows them by, if not as traced
         self.written: list[TracedTensor] = []
 
     def taken(self, value: Any) -> Any:
-        """Return arguments with the engine's tensors in the place of counted ones."""
+        """Return arguments with the engine's tensors in the place of traced ones."""
         kind = type(value)
         if kind is tuple or kind is list:
             return kind([self.taken(item) for item in value])
@@ -208,7 +208,7 @@ class _Handled:
         return True
 
     def wrote(self, v: Tensor, new: Tensor) -> None:
-        """Let the counted tensor that was written into be the engine's `new` from now on."""
+        """Let the traced tensor that was written into be the engine's `new` from now on."""
         x = self.found[id(new)] = self.found[id(v)]
         x.v = new
         self.written.append(x)
@@ -300,7 +300,7 @@ def _index_on_gpu(index: Any) -> Any:
 
 
 def _is_made_on_gpu(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call without counted tensors makes one: torch.arange(n, device="cuda")."""
+    """Whether a call without traced tensors makes one: torch.arange(n, device="cuda")."""
     device = kwargs.get("device")
     if device is None and func in (torch.Tensor.to, torch.Tensor.cuda):
         if func is torch.Tensor.cuda:

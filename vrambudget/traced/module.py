@@ -91,7 +91,7 @@ class ModuleConfig(ModelConfig):
         yield f"{self.model_type} has no rules of its own: its code was traced"
 
     def not_modelled(self) -> Iterator[str]:
-        """Yield the operations that were counted by their results alone."""
+        """Yield the operations that were traced by their results alone."""
         yield from kernels.not_modelled()
 
     def build(self, task: Task) -> Live:

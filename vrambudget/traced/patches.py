@@ -37,7 +37,7 @@ from vrambudget.traced.tensor import TracedTensor, traced_tensor
 
 @contextmanager
 def running(mode: Following) -> Iterator[None]:
-    """Let modelling code run on counted tensors inside, under the engine's autocast and no_grad."""
+    """Let modelling code run on traced tensors inside, under the engine's autocast and no_grad."""
     with regions.as_engine(), _patched(mode), mode:
         yield
 

@@ -21,7 +21,7 @@ class Draws(NamedTuple):
     """What each draw of lengths reserves, by its number; and which of them is shown."""
 
     reserved_bytes: tuple[int, ...]
-    counted: int
+    fullest: int
 
 
 class _Recording(Protocol):
@@ -38,5 +38,5 @@ def fullest_draw(job: Job, record: Callable[[Job], _R]) -> tuple[_R, Draws]:
     jobs = [job.model_copy(update={"draw": draw}) for draw in range(DRAWS)]
     recordings = [record(drawn) for drawn in jobs]
     reserved = [replay(recording.tape).peak.reserved_bytes for recording in recordings]
-    counted = reserved.index(max(reserved))
-    return recordings[counted], Draws(tuple(reserved), counted)
+    fullest = reserved.index(max(reserved))
+    return recordings[fullest], Draws(tuple(reserved), fullest)

@@ -83,11 +83,11 @@ class FusedHead(Module):
         labels: Tensor | None = None,
         position_ids: Tensor | None = None,
         *,
-        counted: int = 0,
+        valid_labels: int = 0,
         adapters: bool = True,
         **boundaries: Tensor,
     ) -> FusedOutputs | Outputs:
-        """[B, T] -> logits [B, T, V] without labels, else what the head says of `counted` labels.
+        """[B, T] -> logits [B, T, V] without labels, else the head's of `valid_labels`.
 
         `adapters`: off for the reference of a model with adapters (TRL's use_adapter).
         `boundaries`: of packed sequences, which sdpa does not read.
@@ -103,13 +103,13 @@ class FusedHead(Module):
             adapter.disable_adapters = True
         try:
             inputs = input_ids, attention_mask, position_ids
-            return self._fused_forward(inputs, labels, counted)
+            return self._fused_forward(inputs, labels, valid_labels)
         finally:
             for adapter in wrapped:
                 adapter.disable_adapters = False
 
     def _fused_forward(
-        self, inputs: tuple[Tensor | None, ...], labels: Tensor, counted: int
+        self, inputs: tuple[Tensor | None, ...], labels: Tensor, valid_labels: int
     ) -> FusedOutputs:
         backbone = getattr(self.patched, self.patched.base_model_prefix)
         backbone_outputs: Tensor = backbone(*inputs)
@@ -119,8 +119,8 @@ class FusedHead(Module):
             mask = made("ne", (B, T - 1), bool_)
             per_token = self._chunked(
                 self.accessed(self.patched.lm_head.weight),
-                index_mask(hidden_states, mask, counted),
-                index_mask(labels.viewed((B, T - 1), (T, 1)), mask, counted),
+                index_mask(hidden_states, mask, valid_labels),
+                index_mask(labels.viewed((B, T - 1), (T, 1)), mask, valid_labels),
             )
             log_probs, entropy, mean_logits, is_top1 = _scattered(per_token, mask)
             del per_token
@@ -202,11 +202,11 @@ def fused(
     """
     boundaries = inputs.get("cu_seq_lens_q")
     sequences = 0 if boundaries is None else boundaries.shape[0] - 1
-    counted = counted_labels(run.settings, *inputs["labels"].shape, sequences=sequences)
+    valid_labels = count_valid_labels(run.settings, *inputs["labels"].shape, sequences=sequences)
     if run.has_ranks and model is run.model:  # what wraps the model wraps the region, too
-        prepared: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
+        prepared: FusedOutputs = model(**inputs, valid_labels=valid_labels, adapters=adapters)
         return prepared.with_loss()
-    return in_region(run, model, {**inputs, "counted": counted, "adapters": adapters})
+    return in_region(run, model, {**inputs, "valid_labels": valid_labels, "adapters": adapters})
 
 
 def in_region(run: Run, model: Module, inputs: Mapping[str, Any]) -> FusedOutputs:
@@ -216,7 +216,7 @@ def in_region(run: Run, model: Module, inputs: Mapping[str, Any]) -> FusedOutput
         return outputs.with_loss()
 
 
-def counted_labels(job: Job, rows: int, length: int, *, sequences: int = 0) -> int:
+def count_valid_labels(job: Job, rows: int, length: int, *, sequences: int = 0) -> int:
     """Return how many labels of a batch count; where rows are padded, the first is the longest.
 
     Of packed rows [1, B T] the first label of each of the `sequences` counts for nothing.

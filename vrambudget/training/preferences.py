@@ -17,7 +17,7 @@ from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add_scalar, mul_scalar, neg
 from vrambudget.ops.masked import index_mask
 from vrambudget.ops.reduce import count_true, mean_all, sum_all, with_partial_sums
-from vrambudget.training.fused_head import FusedOutputs, counted_labels
+from vrambudget.training.fused_head import FusedOutputs, count_valid_labels
 from vrambudget.training.loops.run import Run
 
 
@@ -109,8 +109,8 @@ def _divided_if_positive() -> None:
 def _average_logits(run: Run, logits: Tensor, mask: Tensor) -> None:
     """Sum the logits of the labels that count, of both halves, and read the sums back."""
     pairs, length = mask.shape[0], mask.shape[1] + 1
-    chosen = counted_labels(run.settings, pairs, length)
-    counts = chosen, counted_labels(run.settings, 2 * pairs, length) - chosen
+    chosen = count_valid_labels(run.settings, pairs, length)
+    counts = chosen, count_valid_labels(run.settings, 2 * pairs, length) - chosen
     sums: list[Tensor] = []
     for count in counts:
         is_completion = made("to_dtype", mask.shape, bool_)

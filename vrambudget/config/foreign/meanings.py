@@ -118,7 +118,7 @@ class OneOf:
 
     what: str
     of: Mapping[str, Fields]
-    counted_as: Mapping[str, str] = field(default_factory=dict)
+    modelled_as: Mapping[str, str] = field(default_factory=dict)
     """What is said of a value that is modelled as another."""
 
     def translate(self, value: Any) -> Translation:
@@ -128,7 +128,7 @@ class OneOf:
         text = str(value).lower()
         if text not in self.of:
             return Translation(uncounted=f"{self.what} {value}")
-        return Translation(self.of[text], noted=self.counted_as.get(text))
+        return Translation(self.of[text], noted=self.modelled_as.get(text))
 
 
 @dataclass(frozen=True, slots=True)

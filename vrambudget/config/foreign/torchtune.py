@@ -1,6 +1,6 @@
 """What torchtune's keys say together: a model's name, and the modules of its adapters.
 
-Source: torchtune 0.6, recipes/configs. Its models are its own code: what is counted are the same
+Source: torchtune 0.6, recipes/configs. Its models are its own code: what is estimated are the same
 models as transformers has them.
 """
 

@@ -80,9 +80,9 @@ def _nll_loss_of(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     negative = made("neg", rows, x.dtype)
     result = _not_ignored(rows, x.dtype, "where")
     del negative
-    is_counted = made("ne", rows, bool_)
-    count = count_true(is_counted)
-    del is_counted
+    is_kept = made("ne", rows, bool_)
+    count = count_true(is_kept)
+    del is_kept
     total_weight = made("to_copy", (), x.dtype)
     del count
     context.operation = "sum"
@@ -95,10 +95,10 @@ def _nll_loss_of(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _not_ignored(shape: tuple[int, ...], dtype: object, operation: str) -> Tensor:
     """torch.where(target != ignore_index, ..., 0): the number becomes a scalar on the device."""
-    is_counted = made("ne", shape, bool_)
+    is_kept = made("ne", shape, bool_)
     number = made("scalar", (), dtype)  # type: ignore[arg-type]
     y = made(operation, shape, dtype)  # type: ignore[arg-type]
-    del number, is_counted
+    del number, is_kept
     return y
 
 

@@ -1,4 +1,4 @@
-"""What a counted loop gets: the model, batches, marks, and iterators over steps.
+"""What a mirrored loop gets: the model, batches, marks, and iterators over steps.
 
 A loop uses it as a script uses its libraries, and need not know what makes it fast: a model that is
 traced once (`vrambudget.engine.cached_trace`), and iterators that notice when a step, or a

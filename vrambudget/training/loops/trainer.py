@@ -113,8 +113,8 @@ def _get_batch_samples(
 ) -> tuple[list[Batch], Tensor | None]:
     batch_samples = [next(batches) for _ in range(run.settings.grad_accum)]
     counts = kind.counts_labels and "labels" in batch_samples[0]  # not the ends of an answer
-    counted = _get_num_items_in_batch(run, batch_samples) if counts else None
-    return batch_samples, counted
+    num_items = _get_num_items_in_batch(run, batch_samples) if counts else None
+    return batch_samples, num_items
 
 
 def _get_num_items_in_batch(run: Run, batch_samples: list[Batch]) -> Tensor:

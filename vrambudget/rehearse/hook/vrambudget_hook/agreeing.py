@@ -45,7 +45,7 @@ def keep_all_ranks(values: Any) -> None:
     function = importlib.import_module("torch.nn.modules._functions").SyncBatchNorm
     overrides = importlib.import_module("torch.overrides")
 
-    class Counted(overrides.TorchFunctionMode):  # type: ignore[misc,name-defined]
+    class KnownTrue(overrides.TorchFunctionMode):  # type: ignore[misc,name-defined]
         def __torch_function__(self, called: Any, _: Any, args: Any = (), given: Any = None) -> Any:
             out = called(*args, **(given or {}))
             if getattr(called, "__name__", "") in ("ge", "__ge__") and values.eligible(out):
@@ -58,7 +58,7 @@ def keep_all_ranks(values: Any) -> None:
     def forward(context: Any, rows: Any, *args: Any) -> Any:
         if not rows.numel():
             return plain(context, rows, *args)
-        with Counted():
+        with KnownTrue():
             return plain(context, rows, *args)
 
     function.forward = staticmethod(forward)
