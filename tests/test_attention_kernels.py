@@ -176,8 +176,8 @@ def test_a_whole_job_with_cudnns_attention_is_predicted_to_the_byte(record):
 
 
 def test_a_job_of_another_kernel_has_other_peaks():
-    taken, deprioritized = validate([JOBS[0], {**JOBS[0], "cudnn_attention": False}])
-    assert taken.predicted["requested"] != deprioritized.predicted["requested"]
+    chosen, deprioritized = validate([JOBS[0], {**JOBS[0], "cudnn_attention": False}])
+    assert chosen.predicted["requested"] != deprioritized.predicted["requested"]
 
 
 def test_the_records_reach_every_kernel_in_training_and_inference():

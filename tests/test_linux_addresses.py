@@ -58,10 +58,10 @@ def test_blocks_of_two_segments_are_never_one():
 
 def test_of_two_free_blocks_of_one_size_the_newer_segment_s_is_taken():
     sizes, events = [40 * MIB, 40 * MIB, 40 * MIB], [0, 1, ~0, ~1, 2]
-    for kind, taken in ((CachingAllocator, 0), (LinuxAllocator, 1)):
+    for kind, offset in ((CachingAllocator, 0), (LinuxAllocator, 1)):
         allocator = kind()
         allocator.run(events, sizes)
-        assert allocator.address_of(2) == allocator.address_of(taken)
+        assert allocator.address_of(2) == allocator.address_of(offset)
 
 
 def test_streams_have_segments_of_their_own_there():

@@ -82,10 +82,10 @@ def problems_of(record: dict[str, Any]) -> Iterator[str]:
 def _problems_of_context(steps: dict[str, Any]) -> Iterator[str]:
     if not {"start", "product"} <= set(steps):
         yield "its context needs start and product"
-    taken = [step.get("mem_get_info", step.get("nvml")) for step in steps.values()]
-    if not all(isinstance(n, int) and 0 < n < 2**32 for n in taken):
-        yield f"its context is {taken}"
-    elif taken != sorted(taken):
+    used = [step.get("mem_get_info", step.get("nvml")) for step in steps.values()]
+    if not all(isinstance(n, int) and 0 < n < 2**32 for n in used):
+        yield f"its context is {used}"
+    elif used != sorted(used):
         yield "its context shrinks"
 
 

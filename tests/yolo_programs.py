@@ -31,7 +31,7 @@ from vrambudget.recording.modules import record_factory
 from vrambudget.traced import rules
 from vrambudget.traced.rules.fills import Places
 
-_COVERS, _TAKEN = 16, 10  # of the anchors, the share in an object; anchors that its loss takes
+_COVERS, _ANCHORS = 16, 10  # of the anchors, the share in an object; anchors that its loss takes
 _OBJECTS = 16  # in a picture: a mosaic of four with COCO's seven in each has more
 
 
@@ -72,7 +72,7 @@ def record_detector(name: str, pixels: int) -> Recorded:
 
     def count(shape: tuple[int, ...]) -> int:
         covered = len(shape) == 3  # [B, N, anchors], or what the loss takes of them
-        return numel(shape) // _COVERS if covered else shape[0] * Detector.objects * _TAKEN
+        return numel(shape) // _COVERS if covered else shape[0] * Detector.objects * _ANCHORS
 
     sizes = {"batch": 2, "height": pixels, "width": pixels, "objects": _OBJECTS}
     values = patch.dict(rules.RULES, {torch.Tensor.unique: unique})

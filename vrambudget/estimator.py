@@ -124,9 +124,9 @@ def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dic
     if scenario.job.attention == "sdpa":
         names = {f"{name}_attention": name for name in ("cudnn", "flash", "efficient")}
         ran = set(recording.tape.operations)
-        taken = sorted(names[name] for name in names.keys() & ran)
+        kernels = sorted(names[name] for name in names.keys() & ran)
         by_math = "softmax" in ran and scenario.config.checked_with
-        job["attention_kernel"] = " and ".join(taken) or ("math" if by_math else "none")
+        job["attention_kernel"] = " and ".join(kernels) or ("math" if by_math else "none")
     return job
 
 

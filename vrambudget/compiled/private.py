@@ -15,7 +15,7 @@ import torch
 from vrambudget.compiled.config import REHEARSE
 from vrambudget.errors import NotModelledError
 
-_TAKEN = (
+_PRIVATE = (
     # called
     "torch._C.DispatchKey.CompositeImplicitAutograd",
     "torch._C._current_autograd_node",
@@ -98,7 +98,7 @@ try:
     from torch.utils import _triton as triton_package
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
-    for name in _TAKEN:
+    for name in _PRIVATE:
         pkgutil.resolve_name(name)
     REGISTER_GUARD, REGISTERED_GUARDS = _guards()
 except (ImportError, AttributeError, LookupError, ValueError) as error:

@@ -233,8 +233,8 @@ def _by_name(text: str) -> Gpu:
     others = tuple(other.key for other in rows if other is not row)
     if not others:
         return _gpu(row)
-    taken = f"{text.strip()!r} is read as {row.key} (not {', '.join(others)})"
-    return replace(_gpu(row, taken), others=others)
+    note = f"{text.strip()!r} is read as {row.key} (not {', '.join(others)})"
+    return replace(_gpu(row, note), others=others)
 
 
 def _is_spelling_of(asked: frozenset[str], row: GpuRow) -> bool:

@@ -61,7 +61,7 @@ def inside(mode: Standing) -> Iterator[None]:
     apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return apply(cls, *mode.taken(args, []), **mode.taken(kwargs, []))
+        return apply(cls, *mode.with_fakes(args, []), **mode.with_fakes(kwargs, []))
 
     state = torch.get_rng_state()[:16]  # the generator's, on the host
     backward = _backward(mode, torch.autograd.graph._engine_run_backward)

@@ -124,7 +124,7 @@ class Standing(TorchFunctionMode):
         if func in _PLAIN:
             return func(*map(self.fake_of, args), **kwargs)
         found: list[Any] = []
-        given = self.taken((args, kwargs), found)
+        given = self.with_fakes((args, kwargs), found)
         if func.__name__ not in _MIXES and any(is_on_gpu(_unwrapped(x)) for x in found):
             only = self.reached if func.__name__ in _PICKS else None
             moving = [x for x in found if _is_of_host(x) and (only is None or id(x) in only)]
@@ -133,7 +133,7 @@ class Standing(TorchFunctionMode):
             for x in moving:
                 self._meet(x)
             if moving:
-                given = self.taken((args, kwargs), found := [])
+                given = self.with_fakes((args, kwargs), found := [])
         answer = ANSWERS.get(func)
         if answer is not None and given[0] and is_on_gpu(given[0][0]):
             return answer(self, *given[0], **given[1])
@@ -157,13 +157,13 @@ class Standing(TorchFunctionMode):
             return [self.gpu.known(x).tolist() for x in lengths]
         return lengths
 
-    def taken(self, value: Any, found: list[Any]) -> Any:
+    def with_fakes(self, value: Any, found: list[Any]) -> Any:
         """Return arguments with fake tensors in the place of live ones; `found` has all tensors."""
         kind = type(value)
         if kind is tuple or kind is list:
-            return kind([self.taken(item, found) for item in value])
+            return kind([self.with_fakes(item, found) for item in value])
         if kind is dict:
-            return {key: self.taken(item, found) for key, item in value.items()}
+            return {key: self.with_fakes(item, found) for key, item in value.items()}
         if isinstance(value, torch.Tensor):
             value = self._fakes.get(id(value), value)
             found.append(value)

@@ -117,8 +117,8 @@ def choices(
         if len(rows) < len(KINDS) or not any(row.fits for row in rows):
             on, own, tokens = machine, options, found.positions if context == 0 else context
             if as_ollama:
-                taken, own = started(found, gpus, options, context)
-                on, tokens = Machine(taken, machine.ram_bytes, draft, images), own.ctx_size
+                used, own = started(found, gpus, options, context)
+                on, tokens = Machine(used, machine.ram_bytes, draft, images), own.ctx_size
             rows.append(on.choice(found, own, tokens))
     return rows, best_of(rows)
 

@@ -41,21 +41,21 @@ def main() -> None:
     """Measure and write the result."""
     result: dict[str, Any] = {}
     torch.empty(1, device="cuda")
-    result["start"] = _taken()
+    result["start"] = _used()
     a = torch.zeros(256, 256, device="cuda", requires_grad=True)
-    result["kernel"] = _taken()
+    result["kernel"] = _used()
     b = a @ a
-    result["product"] = _taken()
+    result["product"] = _used()
     b.sum().backward()
-    result["backward"] = _taken()
+    result["backward"] = _used()
     if torch.backends.cudnn.is_available():
         conv = torch.nn.Conv2d(3, 16, 3, padding=1, device="cuda")
         conv(torch.randn(1, 3, 64, 64, device="cuda")).sum().backward()
-        result["cudnn"] = {**_taken(), "version": torch.backends.cudnn.version()}
+        result["cudnn"] = {**_used(), "version": torch.backends.cudnn.version()}
     Path(sys.argv[1]).write_text(json.dumps(result))
 
 
-def _taken() -> dict[str, int | None]:
+def _used() -> dict[str, int | None]:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     own = torch.cuda.memory_reserved()

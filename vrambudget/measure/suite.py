@@ -84,8 +84,8 @@ def sized(row: SuiteRow, gpu: Gpu, versions: Mapping[str, str]) -> dict[str, Any
     """
     for size in _sizes(row):
         scenario = _scenario(row, size, gpu, versions)
-        taken = estimate_scenario(scenario).peak.reserved_bytes + gpu.context_bytes
-        share = taken / gpu.capacity_bytes
+        used_bytes = estimate_scenario(scenario).peak.reserved_bytes + gpu.context_bytes
+        share = used_bytes / gpu.capacity_bytes
         if share > _TOO_LARGE if row.is_too_large else share <= _LEFT:
             job = record_of(scenario)
             return {

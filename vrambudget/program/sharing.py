@@ -82,9 +82,9 @@ class _Names:
         """Return whether two instructions may be one, and note which tensors are."""
         pairs = dict(zip(tensors(own[1]), tensors(other[1]), strict=True))
         new = {name: shared for name, shared in pairs.items() if name not in self._own}
-        taken = set(self._own.values())
+        used = set(self._own.values())
         fits = all(self._own.get(name, shared) == shared for name, shared in pairs.items())
-        if not fits or taken & set(new.values()) or len(set(new.values())) < len(new):
+        if not fits or used & set(new.values()) or len(set(new.values())) < len(new):
             return False
         self._own |= new
         return True

@@ -16,7 +16,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import value as value_of
 from vrambudget.program.form import COUNT, Program
 from vrambudget.recording.generation import CALLED
-from vrambudget.recording.keys import OF_FILES, TAKEN, Defaults, Values, flattened, nested
+from vrambudget.recording.keys import CONVERTED, OF_FILES, Defaults, Values, flattened, nested
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import UnfitError, joined
 from vrambudget.recording.probing import JOBS, LONGER, PRIMES, Prober, Verdicts
@@ -317,8 +317,8 @@ class ConfigurationsRecorder(Prober):
                 found[key] = {"layers": value}
             else:
                 found[key] = {"is": value, **defaults.of(key)}
-        taken = TAKEN.get(self._full["model_type"], {}).items()
-        found |= {key: {"is": value, "default": value} for key, value in taken}
+        converted = CONVERTED.get(self._full["model_type"], {}).items()
+        found |= {key: {"is": value, "default": value} for key, value in converted}
         found["attribute_map"] = {k: v for k, v in self._map.items() if v in found}
         return found
 

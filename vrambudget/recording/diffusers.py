@@ -74,7 +74,7 @@ def _is_diffusers(module: Any) -> bool:
     return type(module).__module__.startswith("diffusers.")
 
 
-def taken(diffusers: Any, own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def accepted(diffusers: Any, own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return arguments for the pipeline's class, with those that have no default as None."""
     import inspect  # noqa: PLC0415
 

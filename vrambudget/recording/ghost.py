@@ -22,7 +22,7 @@ from vrambudget.auto_classes import class_for
 from vrambudget.config.source import FoundModel
 from vrambudget.config.unfamiliar import tasks_of
 from vrambudget.errors import NotModelledError
-from vrambudget.recording.diffusers import TYPES, built, libraries, taken
+from vrambudget.recording.diffusers import TYPES, accepted, built, libraries
 
 _WORDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 _FILE_BYTES = 4 << 30  # about: a file is mapped into memory whole
@@ -48,7 +48,7 @@ def _write_pipeline(card: dict[str, Any], folder: Path, precision: str | None) -
     names = sorted(name for name in kinds if name.startswith("tokenizer"))
     for name, tokens in zip(names, card["tokens"], strict=True):
         made[name] = _tokenizer(kinds[name].annotation, tokens)
-    own(**taken(libraries()[0], card, made)).save_config(folder)
+    own(**accepted(libraries()[0], card, made)).save_config(folder)
     modules = {name: part for name, part in made.items() if isinstance(part, torch.nn.Module)}
     for name in made.keys() - modules.keys():
         made[name].save_pretrained(folder / name)

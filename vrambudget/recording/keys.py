@@ -38,7 +38,7 @@ OF_FILES = {
 }
 """Keys of published files that a type's own code does not read."""
 
-TAKEN: dict[str, Values] = {
+CONVERTED: dict[str, Values] = {
     "modernbert": {"global_attn_every_n_layers": 3, "rope_scaling": None},
 }
 """Keys that a type's class turns into others, as they are where nobody says them."""

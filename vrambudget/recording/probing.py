@@ -217,7 +217,9 @@ class Prober:
         asked -= {"rope_parameters", "rope_theta", *self._map}  # which `_standard` reads
         tried = (None, False, True, _CLASSES)
         found = {key: [v for v in tried if self._ignores(key, v)] for key in sorted(asked)}
-        return {k: {"absent": taken[:3]} for k, taken in found.items() if len(taken) < len(tried)}
+        return {
+            k: {"absent": ignored[:3]} for k, ignored in found.items() if len(ignored) < len(tried)
+        }
 
     def _ignores(self, key: str, value: Any) -> bool:
         """Return whether the model's code does the same where a key has this value."""

@@ -132,7 +132,7 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
 ) -> Iterator[Patch]:
     make, call, handle = tensors.traced_tensor, mode.Following._call, mode.Following._handle  # noqa: SLF001
     handled = mode._Handled  # noqa: SLF001
-    taken, handed, wrote = handled.taken, handled.handed, handled.wrote
+    to_engine, handed, wrote = handled.to_engine, handled.handed, handled.wrote
 
     def wrapper(v: Tensor, known: Any = None, base: Any = None, remake: Any = None) -> Any:
         x = make(v, known, base, remake)
@@ -158,7 +158,7 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
     def taking(self: Any, value: Any) -> Any:
         if type(value) is Size:
             return int(value)
-        v = taken(self, value)
+        v = to_engine(self, value)
         if listener.is_on and isinstance(v, Tensor):
             name = getattr(value, "named", None) if type(value) is tensors.TracedTensor else None
             if name is not None:
@@ -194,7 +194,7 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
         yield home, "traced_tensor", wrapper
     yield mode.Following, "_call", called
     yield mode.Following, "_handle", handling
-    yield handled, "taken", taking
+    yield handled, "to_engine", taking
     yield handled, "handed", handing
     yield handled, "wrote", writing
 

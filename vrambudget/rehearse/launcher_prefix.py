@@ -157,8 +157,8 @@ def _options(
                 f"{program} {name}: this option is not known here",
                 hint=f"leave it out, or write {name}=… if it takes a word",
             )
-        taken = [value] if equals else [left.pop(0) for _ in range(takes[name]) if left]
-        found.setdefault(name.lstrip("-"), []).append(" ".join(taken))
+        found_values = [value] if equals else [left.pop(0) for _ in range(takes[name]) if left]
+        found.setdefault(name.lstrip("-"), []).append(" ".join(found_values))
         if name in ("-m", "--module") and program == "uv run":
             break
     return found, tuple(left)

@@ -37,11 +37,11 @@ def _killed(folder: Path, ended: set[int]) -> Iterator[dict[str, Any]]:
         lines = [line for line in _text(path).splitlines() if line.endswith("]")]
         if pid not in ended and lines:
             steps, *peaks = json.loads(lines[-1])
-            peaks[-1] = max(peaks[-1], _taken(folder / f"used-{pid}"))
+            peaks[-1] = max(peaks[-1], _used(folder / f"used-{pid}"))
             yield {"pid": pid, "steps": steps, "peaks": peaks, "ended": "killed", "cuda": True}
 
 
-def _taken(path: Path) -> int:
+def _used(path: Path) -> int:
     """Return the most that a process took of the virtual GPU (native/memory.c)."""
     if not path.exists():
         return 0

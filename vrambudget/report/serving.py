@@ -114,8 +114,8 @@ def _measured(gpu: Gpu, options: ServeOptions) -> str:
 
 def _may_take(options: ServeOptions, found: Serving) -> tuple[str, str]:
     if options.kv_cache_memory_bytes is not None:
-        taken = found.weights_bytes + found.activations_bytes + options.kv_cache_memory_bytes
-        return gib(taken), "with --kv-cache-memory-bytes, whatever the GPU has"
+        used_bytes = found.weights_bytes + found.activations_bytes + options.kv_cache_memory_bytes
+        return gib(used_bytes), "with --kv-cache-memory-bytes, whatever the GPU has"
     return gib(found.may_take_bytes), f"--gpu-memory-utilization {options.utilization}"
 
 

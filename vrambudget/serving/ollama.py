@@ -34,13 +34,13 @@ def started(
     length = min(length, model.positions)
     predicted = _predicted(model, length * slots)
     alone = [gpu for gpu in gpus if predicted <= gpu.capacity_bytes * _FULL // 100]
-    taken = [max(alone, key=lambda gpu: gpu.capacity_bytes)] if alone else gpus
+    used = [max(alone, key=lambda gpu: gpu.capacity_bytes)] if alone else gpus
     set_to = {"ctx_size": length * slots, "parallel": slots, "fit": "on"}
     if "ubatch_size" not in options.model_fields_set:
-        free = sum(gpu.capacity_bytes for gpu in taken)
+        free = sum(gpu.capacity_bytes for gpu in used)
         batch = min(2048, length) if embeds else _batch(length * slots, predicted, free)
         set_to |= {"batch_size": batch, "ubatch_size": batch}
-    return taken, options.model_copy(update=set_to)
+    return used, options.model_copy(update=set_to)
 
 
 def _batch(tokens: int, predicted: int, free: int) -> int:

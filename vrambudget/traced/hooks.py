@@ -51,9 +51,9 @@ class LeafHooks:
         before = getattr(x, "_backward_hooks", None)
         after = getattr(x, "_post_accumulate_grad_hooks", None)
         if before or after:
-            taken_over = self.of(x, v)
-            taken_over[0].update(before or {})
-            taken_over[1].update(after or {})
+            adopted = self.of(x, v)
+            adopted[0].update(before or {})
+            adopted[1].update(after or {})
 
     def _before(self, leaf: Tensor, gradients: list[Tensor | None]) -> None:
         if leaf.storage.index in self._leaves:
@@ -101,7 +101,7 @@ class GradFn:
             for each in [*hooks.values()]:
                 found = _called(self._mode, each, _shown(gradients))
                 if found is not None:
-                    gradients[:] = _taken(found)
+                    gradients[:] = _to_engine(found)
 
         self._node.hooks = (*self._node.hooks, run)
         return added(hooks, hook)
@@ -118,7 +118,7 @@ class GradFn:
             for each in [*hooks.values()]:
                 found = _called(self._mode, each, _shown(outgoing), _shown(gradients))
                 if found is not None:
-                    outgoing = _taken(found)
+                    outgoing = _to_engine(found)
             return tuple(outgoing)
 
         self._node.backward = backward
@@ -156,6 +156,6 @@ def _shown(gradients: Any) -> tuple[TracedTensor | None, ...]:
     return tuple(None if g is None else traced_tensor(g) for g in gradients)
 
 
-def _taken(found: Any) -> list[Tensor | None]:
+def _to_engine(found: Any) -> list[Tensor | None]:
     found = found if isinstance(found, tuple) else (found,)
     return [None if g is None else g.v for g in found]

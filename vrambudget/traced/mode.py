@@ -78,7 +78,7 @@ class Following(TorchFunctionMode):
         if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or GPU).type == "cpu":
             return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
         call = _Handled(self)
-        engine_args = call.taken(args), call.taken(kwargs)
+        engine_args = call.to_engine(args), call.to_engine(kwargs)
         if not call.found and not _is_made_on_gpu(func, args, kwargs):
             return func(*args, **kwargs)
         regions.adopt()
@@ -139,13 +139,13 @@ class _Handled:
         self.live: dict[int, torch.Tensor] = {}  # what code knows them by, if not as traced
         self.written: list[TracedTensor] = []
 
-    def taken(self, value: Any) -> Any:
+    def to_engine(self, value: Any) -> Any:
         """Return arguments with the engine's tensors in the place of traced ones."""
         kind = type(value)
         if kind is tuple or kind is list:
-            return kind([self.taken(item) for item in value])
+            return kind([self.to_engine(item) for item in value])
         if kind is dict:
-            return {key: self.taken(item) for key, item in value.items()}
+            return {key: self.to_engine(item) for key, item in value.items()}
         if kind is TracedTensor:
             x = value
         elif isinstance(value, torch.Tensor):
@@ -199,7 +199,7 @@ class _Handled:
     def copies_into_whole(self, part: TracedTensor, source: Any) -> bool:
         """Copy into a part of a tensor, whose whole has a gradient from now on (CopySlices)."""
         whole = None if part.whole is None else part.whole()
-        v = self.taken(source)
+        v = self.to_engine(source)
         if whole is None or not isinstance(v, Tensor) or not v.requires_grad:
             return False
         self.found[id(whole.v)] = whole

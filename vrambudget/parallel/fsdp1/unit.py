@@ -217,11 +217,11 @@ def fully_shard_data_parallel(
     if not layers_of(model):
         raise NotModelledError("FSDP 1 of a model without layers that are known is not modelled")
     owners = _owners(model)
-    shared, taken, found_units = Shared(), set[int](), dict[int, Unit]()
+    shared, assigned, found_units = Shared(), set[int](), dict[int, Unit]()
     shared.buffers = list(buffers_of(model))
     has_adapters = any(isinstance(module, LoraLinear) for module in model.modules())
     for module in _wrapped(model, has_adapters=has_adapters):
-        found = [p for p in module.parameters() if id(p) not in taken]
+        found = [p for p in module.parameters() if id(p) not in assigned]
         _check(found)
         if settings.from_host:
             move_from_host(module, found_units, owners)
@@ -231,7 +231,7 @@ def fully_shard_data_parallel(
         flat.flatten()
         if not settings.use_orig_params:
             module._flat_param = flat.shard  # type: ignore[attr-defined]  # noqa: SLF001
-        taken |= {id(p) for p in module.parameters()}
+        assigned |= {id(p) for p in module.parameters()}
         unit = Unit(flat, shared, is_root=module is model)
         found_units[id(module)] = unit
         hooked = called if called is not None and unit.is_root else module

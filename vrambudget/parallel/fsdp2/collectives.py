@@ -97,8 +97,8 @@ def _split_table_bytes(shard_bytes: Sequence[int], world_size: int) -> int:
     resident = platform.multiprocessors * platform.max_threads_per_multiprocessor // _BLOCK_THREADS
     factor = -(-blocks // resident)
     rounds = -(-factor // min(math.isqrt(factor - 1) + 1, world_size))
-    taken = sum(-(-n // (_BLOCK_BYTES * rounds)) for n in shard_bytes)
-    return 8 * (4 * len(shard_bytes) + 1 + taken)
+    per_round = sum(-(-n // (_BLOCK_BYTES * rounds)) for n in shard_bytes)
+    return 8 * (4 * len(shard_bytes) + 1 + per_round)
 
 
 def _chunk_cat_table_bytes(chunk_bytes: Sequence[int]) -> int:

@@ -54,7 +54,7 @@ class FullyShard:
     def __init__(self, model: Module, sharding: Sharding) -> None:
         self.sharding = sharding
         self.states: list[State] = []
-        self._taken: set[int] = set()  # parameters of inner groups
+        self._assigned: set[int] = set()  # parameters of inner groups
         self._ends: tuple[Module, ...] = ()  # the embedding and the head that accelerate looks at
         self._owners: dict[int, list[tuple[Module, str]]] = {}
         for module in model.modules():
@@ -104,12 +104,12 @@ class FullyShard:
         sharding = self.sharding
         found: dict[int, Parameter] = {}
         for module in modules:
-            found |= {id(p): p for p in module.parameters() if id(p) not in self._taken}
+            found |= {id(p): p for p in module.parameters() if id(p) not in self._assigned}
         for key in found:
             owner, name = self._owners[key][0]
             if isinstance(owner, QuantisedLinear) and name == "weight":
                 owner.pack()
-        self._taken |= found.keys()
+        self._assigned |= found.keys()
         post_forward = _post_forward_group(sharding.shard, reshard)
         group = None
         if found:
@@ -117,7 +117,7 @@ class FullyShard:
                 ShardedParameter(self._owners[key], sharding.shard, post_forward, sharding.policies)
                 for key in found
             ]
-            self._taken |= {id(parameter.sharded) for parameter in parameters}
+            self._assigned |= {id(parameter.sharded) for parameter in parameters}
             self._check(parameters)
             group = ParamGroup(
                 parameters,

@@ -69,13 +69,13 @@ class Stage:
         self.fwd_cache.clear()
         self.output_chunks.clear()
 
-    def _taken(self, buffers: dict[int, Tensor], number: int) -> Tensor:
+    def _received(self, buffers: dict[int, Tensor], number: int) -> Tensor:
         return buffers.pop(number) if self.lets_go else buffers[number]
 
     def forward(self, number: int, x: Tensor) -> Tensor:
         """Run a microbatch forward; `x` is read by the first stage alone."""
         if not self.is_first:
-            x = self._taken(self.received, number)
+            x = self._received(self.received, number)
             x.requires_grad = True
         output: Tensor = self.module(x)
         if self.is_last:
@@ -89,7 +89,7 @@ class Stage:
         if loss is not None:
             run_backward(loss)
         else:
-            run_backward(output, self._taken(self.received_grads, number))
+            run_backward(output, self._received(self.received_grads, number))
         self.bwd_cache[number], x.grad = x.grad, None
 
     def sends(self, number: int) -> list[Tensor]:

@@ -132,9 +132,9 @@ def _read(engine: _Engine, before: tuple[str, ...], options: tuple[str, ...]) ->
     for i, word in enumerate(options):
         name, equals, value = word.partition("=")
         if name in engine.model:
-            taken = 1 if equals else 2
+            width = 1 if equals else 2
             model = value if equals else (*options, "")[i + 1]
-            rest = options[:i] + options[i + taken :]
+            rest = options[:i] + options[i + width :]
             return ServerCommand(engine.name, before, model, name, rest)
     raise VramBudgetError(
         f"this {engine.name} command names no model",

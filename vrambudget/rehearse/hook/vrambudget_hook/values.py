@@ -234,7 +234,7 @@ class Arguments:
         numbers: Callable[[Any], Any] | None = None,
     ) -> None:
         self.values, self.fresh, self.numbers = values, fresh, numbers
-        self.taken: dict[int, Any] = {}  # x != x: one tensor's numbers are the same twice
+        self.read: dict[int, Any] = {}  # x != x: one tensor's numbers are the same twice
         self.lent: set[int] = set()  # addresses of memory that is read
         self.true = True
         self.is_known = self.is_assumed = False
@@ -268,9 +268,9 @@ class Arguments:
             return values.as_on_cpu(tensor, value.memory)
         if self.numbers is not None and tensor.is_floating_point() and values.on_gpu(tensor):
             self.true, self.is_known = False, True
-            if id(tensor) not in self.taken:
-                self.taken[id(tensor)] = self.numbers(tensor)
-            return self.taken[id(tensor)]
+            if id(tensor) not in self.read:
+                self.read[id(tensor)] = self.numbers(tensor)
+            return self.read[id(tensor)]
         if values.storages.nbytes(tensor) > values.limit:
             raise Unknown
         if not values.on_gpu(tensor):
