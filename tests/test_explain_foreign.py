@@ -69,7 +69,7 @@ MESSAGES = [
         "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens"
         " that can be stored in KV cache (7344). Try increasing `gpu_memory_utilization` or"
         " decreasing `max_model_len` when initializing the engine.",
-        *("vLLM", "32768 tokens; there is room for 7344", "--max-model-len 7344"),
+        *("vLLM", "32768 tokens; 7344 fit after", "--max-model-len 7344"),
         id="vLLM before V1",
     ),
     pytest.param(

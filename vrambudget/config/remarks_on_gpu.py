@@ -12,8 +12,8 @@ def remarks_on_gpu(gpu: Gpu, torch: str, reserved_bytes: int) -> Iterator[str]:
     if missing := without_code(torch, gpu.compute_capability):
         yield missing
     least, most = gpu.context_range
-    rooms = [gpu.capacity_bytes - context for context in (most, least)]
-    if rooms[0] < reserved_bytes <= rooms[1]:
+    available = [gpu.capacity_bytes - context for context in (most, least)]
+    if available[0] < reserved_bytes <= available[1]:
         yield (
             f"the CUDA context decides: {format_bytes(least)} to {format_bytes(most)} were"
             f" published for such a GPU, and {format_bytes(gpu.context_bytes)} are assumed"

@@ -103,8 +103,8 @@ class Cudnn:
         """Yield an attribute that is a list of descriptors."""
         values = [self.made(kind) for _ in range(most)]
         array, count = (_POINTER * most)(*values), _INTEGER()
-        room, type_ = _INTEGER(most), int(Type.DESCRIPTOR)
-        wanted = descriptor, name, type_, room, ctypes.byref(count), array
+        capacity, type_ = _INTEGER(most), int(Type.DESCRIPTOR)
+        wanted = descriptor, name, type_, capacity, ctypes.byref(count), array
         self._call("cudnnBackendGetAttribute", *wanted)
         yield from values[: count.value]
 

@@ -37,7 +37,7 @@ _LOOKS: tuple[Callable[[Scene], Finding | None], ...] = (
     job.second_copy,
     job.growing,
     gpu.too_big,
-    gpu.room_was_free,
+    gpu.memory_was_free,
     gpu.shared_gpu,
     gpu.unnamed_use,
     job.beyond_the_gpu,

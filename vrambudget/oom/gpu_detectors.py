@@ -70,12 +70,12 @@ def too_big(scene: Scene) -> Finding | None:
     return finding("too_big", short, asked=scene.asked, free=free, missing=missing, **even)
 
 
-def room_was_free(scene: Scene) -> Finding | None:
+def memory_was_free(scene: Scene) -> Finding | None:
     """Detect a GPU that had enough free memory when the message was made."""
     free = scene.ledger.free
     if free is None or scene.message.allowed or not 0 < scene.asked <= free or _is_full(scene):
         return None
-    return finding("room_was_free", free, free=free)
+    return finding("memory_was_free", free, free=free)
 
 
 def shared_gpu(scene: Scene) -> Finding | None:

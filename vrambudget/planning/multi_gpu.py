@@ -173,7 +173,7 @@ class Planner:
             tried[batch] = here = variant(base, grad_accum=times).job
             few = self._traced(here)
             least = self.few_layers.least_bytes(few, pays=True) if batch > most else 0
-            if least > self._room(here):
+            if least > self._available_bytes(here):
                 return Try(least, 0, fits=False)
             usage = self._usage(here)
             most = usage.most if usage.fits else most
@@ -241,10 +241,11 @@ class Planner:
         return job if fits else None
 
     def _may_fit(self, job: Job, *, pays: bool = False) -> bool:
-        """Return whether what a job takes at least has room."""
-        room, trainable = self._room(job), self.parameters if job.lora_rank is None else 0
+        """Return whether the lower bound of what a job takes is available."""
+        available = self._available_bytes(job)
+        trainable = self.parameters if job.lora_rank is None else 0
         least = least_bytes(job, self.parameters, trainable)
-        return least <= room and self.few_layers.least_bytes(job, pays=pays) <= room
+        return least <= available and self.few_layers.least_bytes(job, pays=pays) <= available
 
     def _is_wanted(self, layout: LayoutChoice) -> bool:
         """Return whether a recipe may be of this layout; a job that cannot be is refused later."""
@@ -270,14 +271,15 @@ class Planner:
     def _simulated(self, job: Job) -> Usage:
         made = simulate(self.scenario.config, job, self.scenario.platform)
         rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
-        room, requested = self._room(job), made.tape.peak_requested_bytes(made.tape.built())
-        reserved = requested if requested > room else reserved_up_to(room, made.tape)
-        fits = reserved <= room
-        limits = room * requested // reserved, room
+        available = self._available_bytes(job)
+        requested = made.tape.peak_requested_bytes(made.tape.built())
+        reserved = requested if requested > available else reserved_up_to(available, made.tape)
+        fits = reserved <= available
+        limits = available * requested // reserved, available
         batch, most = largest_by(made.tape, job.batch, *limits) if fits else (0, 0)
         return Usage(reserved, batch, most, fits, *rest)
 
-    def _room(self, job: Job) -> int:
+    def _available_bytes(self, job: Job) -> int:
         """Return what PyTorch has beside NCCL's buffers at their largest, and the margin."""
         return self.limit - nccl(job)[1][1]
 

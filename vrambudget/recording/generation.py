@@ -32,7 +32,7 @@ from vrambudget.traced.known import of_tensor
 from vrambudget.traced.tensor import TracedTensor
 
 _MOST_LAYERS = 64
-ROOM = 90
+CACHE_LENGTH = 90
 """Tokens that a static cache is recorded for."""
 CALLS = (
     {"call": "encode"},
@@ -47,7 +47,7 @@ CALLS = (
 def sizes_of(job: Values, length: int) -> dict[str, int]:
     """Return the sizes that a call has besides the batch and the prompt's length."""
     target = {"target": length - 9} if job["call"] == "next" else {}  # tokens with the new one
-    return target | ({"room": ROOM} if job.get("cache") == "static" else {})
+    return target | ({"room": CACHE_LENGTH} if job.get("cache") == "static" else {})
 
 
 CALLED = ("call", "cache", "room", "padding")
@@ -81,9 +81,9 @@ def _called(listener: Listener, job: Values, module: Any, inputs: Any) -> NoRetu
         del facts["inputs"]["labels"]
         _end(listener, encode())
     listener.is_on = False
-    room, cache = int(job.get("room", ROOM)), None
+    cache_length, cache = int(job.get("room", CACHE_LENGTH)), None
     if job["cache"] != "none":
-        own, cross = (_Keys(listener, n, job["cache"]) for n in (room, int(ids.shape[1])))
+        own, cross = (_Keys(listener, n, job["cache"]) for n in (cache_length, int(ids.shape[1])))
         cross.is_cross = True
         cache = transformers.EncoderDecoderCache(own, cross)
 
@@ -146,15 +146,17 @@ class _Keys(transformers.Cache):
     is_compileable = is_cross = False
     is_sliding: Any = (False,)
 
-    def __init__(self, listener: Listener, room: int, kind: str) -> None:
-        self._listener, self._room = listener, Size(room)
+    def __init__(self, listener: Listener, cache_length: int, kind: str) -> None:
+        self._listener, self._cache_length = listener, Size(cache_length)
         self.is_compileable = kind == "static"
         self._made: dict[int, CacheLayer] = {}
         self.layers: Any = [_Read(self, number) for number in range(_MOST_LAYERS)]
 
     def made(self, number: int) -> CacheLayer:
         """Return a layer as our rules have it."""
-        make = partial(StaticLayer, int(self._room)) if self.is_compileable else DynamicLayer
+        make = (
+            partial(StaticLayer, int(self._cache_length)) if self.is_compileable else DynamicLayer
+        )
         return self._made.setdefault(number, make())
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *_: Any, **__: Any) -> Any:
@@ -185,7 +187,7 @@ class _Keys(transformers.Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Return how many keys the new tokens see, and the first one's place."""
         seen = self.made(layer_idx).seen
-        return (self._room if self.is_compileable else seen + query_length), 0
+        return (self._cache_length if self.is_compileable else seen + query_length), 0
 
 
 class _Read:

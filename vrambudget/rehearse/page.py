@@ -41,8 +41,8 @@ def _sections(result: Rehearsal, unit: str) -> Iterator[str]:
     yield peak_section(*_pieces(result))
     if result.curve is not None:
         yield f"<section><h2>Along the steps</h2>{_along_steps(result)}"
-        room = result.capacity_bytes - result.context_bytes
-        yield f"{plot(result.curve, unit, room)}</section>"
+        available_bytes = result.capacity_bytes - result.context_bytes
+        yield f"{plot(result.curve, unit, available_bytes)}</section>"
         yield _largest(result.curve)
     yield from (_table("Each GPU", *_gpus(result)) for _ in result.gpus[:1])
     for event in result.out_of_memory:

@@ -101,8 +101,8 @@ def grid(
 
 
 def _padded(text: str, width: int, side: str) -> str:
-    room = " " * (width - _columns(text))
-    return room + text if side == "right" else text + room
+    padding = " " * (width - _columns(text))
+    return padding + text if side == "right" else text + padding
 
 
 def _columns(text: str) -> int:

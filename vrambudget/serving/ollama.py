@@ -45,8 +45,8 @@ def started(
 
 def _batch(tokens: int, predicted: int, free: int) -> int:
     for more_than, batch, part, beside in _BATCHES:
-        room = free * _FULL // 100 - predicted
-        if tokens > more_than and predicted <= free * part // 100 and beside <= room:
+        spare = free * _FULL // 100 - predicted
+        if tokens > more_than and predicted <= free * part // 100 and beside <= spare:
             return batch
     return 512
 

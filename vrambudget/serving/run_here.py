@@ -202,7 +202,7 @@ def _shares(sizes: Sequence[int], found: LlamaCppServing) -> list[int]:
 
     `found`: a start with about the same buffers.
     """
-    rooms = [
+    available = [
         capacity - context[1] - held.compute_bytes
         for capacity, context, held in zip(
             found.capacity_bytes, found.context_bytes, found.gpus, strict=True
@@ -213,14 +213,14 @@ def _shares(sizes: Sequence[int], found: LlamaCppServing) -> list[int]:
         """Return what each has with so much left; the last has the rest."""
         many, used = [0], 0
         for size in sizes:
-            while used + size > rooms[len(many) - 1] - left and len(many) < len(rooms):
+            while used + size > available[len(many) - 1] - left and len(many) < len(available):
                 many, used = [*many, 0], 0
             many[-1] += 1
             used += size
-        rest = [0] * (len(rooms) - len(many))
-        return many + rest if used <= rooms[len(many) - 1] - left else []
+        rest = [0] * (len(available) - len(many))
+        return many + rest if used <= available[len(many) - 1] - left else []
 
-    left = range(-sum(sizes) - max(map(abs, rooms)), max(rooms))
+    left = range(-sum(sizes) - max(map(abs, available)), max(available))
     return counts(left[bisect_left(left, 1, key=lambda n: not counts(n)) - 1])
 
 

@@ -234,12 +234,12 @@ class CachingAllocator(Counters):
     def _new_segment(self, need: int) -> int:
         """Return a block that is a whole new segment, or 0 where the GPU has no room for one."""
         size = segment_size(need)
-        if not self._has_room(size):
+        if not self._is_within_limit(size):
             if self._keeps_cache:
                 return 0
             self.empty_cache()
             self.num_alloc_retries += 1
-            if not self._has_room(size):
+            if not self._is_within_limit(size):
                 return 0
         address = self._address_of(size)
         self._segments[address] = size
@@ -257,7 +257,7 @@ class CachingAllocator(Counters):
         self._next_address += size + 1  # a gap: blocks of two segments are never neighbours
         return address
 
-    def _has_room(self, size: int) -> bool:
+    def _is_within_limit(self, size: int) -> bool:
         return self._capacity is None or self._reserved + size <= self._capacity
 
     def _release(self, block: int) -> bool:

@@ -87,7 +87,7 @@ class ExpandableAllocator(CachingAllocator):
 
     def resize(self, address: int, change: int) -> bool:
         """Map (or, where `change` is negative, unmap) pages; False where the GPU has no room."""
-        if change > 0 and not self._has_room(change):
+        if change > 0 and not self._is_within_limit(change):
             return False
         self.segment_changes.append((address << UNIT_BITS, change << UNIT_BITS))
         self._reserved += change
@@ -147,9 +147,9 @@ class _Pool:
             return None
         block = free[at]
         if (block & ADDRESS_MASK) + (block >> SIZE_SHIFT) in self.unmapped:
-            room = self._room(block)
-            while at + 1 < len(free) and (further := self._room(free[at + 1])) < room:
-                at, room = at + 1, further
+            size = self._with_unmapped(block)
+            while at + 1 < len(free) and (further := self._with_unmapped(free[at + 1])) < size:
+                at, size = at + 1, further
         return free[at] & ADDRESS_MASK
 
     def grown_to(self, need: int) -> int | None:
@@ -157,7 +157,7 @@ class _Pool:
 
         What was mapped before the GPU was full stays.
         """
-        address = self._lowest_room(need)
+        address = self._lowest_fit(need)
         while (size := self.by_start.get(address, 0)) < need:
             if not self._map(address + size, need - size):
                 return None
@@ -202,12 +202,12 @@ class _Pool:
                     yield at, address - at
                 at = address + self.unmapped.get(address, 0)
 
-    def _room(self, block: int) -> int:
+    def _with_unmapped(self, block: int) -> int:
         """Return a free block's size with the unmapped pages that follow it."""
         size = block >> SIZE_SHIFT
         return size + self.unmapped.get((block & ADDRESS_MASK) + size, 0)
 
-    def _lowest_room(self, need: int) -> int:
+    def _lowest_fit(self, need: int) -> int:
         """Return where free blocks and unmapped pages in a row are enough for `need`."""
         for unmapped in sorted(self.unmapped):
             address = end = unmapped - self.by_end.get(unmapped, 0)

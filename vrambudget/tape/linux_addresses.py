@@ -30,32 +30,32 @@ class _Space:
 
     def __init__(self) -> None:
         self.lowest = _TOP
-        self.rooms: list[tuple[int, int]] = []  # address and pages, sorted
+        self.gaps: list[tuple[int, int]] = []  # address and pages, sorted
 
     def take(self, pages: int) -> int:
         """Return the address of a new segment."""
-        for i, (at, room) in enumerate(self.rooms):
-            if room >= pages:
-                self.rooms[i : i + 1] = [(at + pages, room - pages)] if room > pages else []
+        for i, (at, gap) in enumerate(self.gaps):
+            if gap >= pages:
+                self.gaps[i : i + 1] = [(at + pages, gap - pages)] if gap > pages else []
                 return at
         chunk = -(-pages // _CHUNK) * _CHUNK
         self.lowest -= chunk
         if chunk > pages:
-            insort(self.rooms, (self.lowest + pages, chunk - pages))
+            insort(self.gaps, (self.lowest + pages, chunk - pages))
         return self.lowest
 
     def give(self, at: int, pages: int) -> None:
         """Let a segment's addresses be room again."""
-        insort(self.rooms, (at, pages))
+        insort(self.gaps, (at, pages))
         joined: list[tuple[int, int]] = []
-        for start, room in self.rooms:
+        for start, gap in self.gaps:
             if joined and sum(joined[-1]) == start:
-                joined[-1] = joined[-1][0], joined[-1][1] + room
+                joined[-1] = joined[-1][0], joined[-1][1] + gap
             else:
-                joined.append((start, room))
+                joined.append((start, gap))
         if joined[0][0] == self.lowest:
             self.lowest += joined.pop(0)[1]
-        self.rooms = joined
+        self.gaps = joined
 
 
 class LinuxAllocator(CachingAllocator):
@@ -67,7 +67,7 @@ class LinuxAllocator(CachingAllocator):
 
     def state(self) -> tuple[object, ...]:
         """Return what decides, with where storages lie that die later, all that comes next."""
-        return (*super().state(), self._space.lowest, *self._space.rooms)
+        return (*super().state(), self._space.lowest, *self._space.gaps)
 
     def _address_of(self, size: int) -> int:
         return self._space.take(size // _PAGE) * _APART

@@ -134,11 +134,11 @@ class DeepSpeedZeroOptimizerStage3:
         p = self.offload.of.get(id(leaf))
         if p is None:
             return
-        room = self.config.reduce_bucket_size
-        if self._elements + p.numel > room and self._elements:
+        bucket_size = self.config.reduce_bucket_size
+        if self._elements + p.numel > bucket_size and self._elements:
             self._reduce_and_partition()
         assert leaf.grad is not None  # noqa: S101 - its hook is called with one
-        if self.config.contiguous_gradients and self._elements + p.numel <= room:
+        if self.config.contiguous_gradients and self._elements + p.numel <= bucket_size:
             leaf.grad.storage.record_stream(self._stream)
             leaf.grad = Tensor(leaf.shape, leaf.dtype, self._buffer.storage)
         self._waiting.append(p)
