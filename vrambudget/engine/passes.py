@@ -103,9 +103,9 @@ class Passes:
         self.fills_cache = bool(copies)
         self.has_graph = has_graph
         # Nothing older died, and nothing moved but by allocations and frees.
-        self._is_plain = tape.is_fast and (not died or min(died) >= self.first)
+        self._is_fast_path = tape.is_fast and (not died or min(died) >= self.first)
         if not has_graph:
-            self.is_over = self._is_plain and self._leaves_what_is_known(set(), ())
+            self.is_over = self._is_fast_path and self._leaves_what_is_known(set(), ())
 
     def backward_is_over(self, begin: int, first: int, graph: TracedGraph) -> None:
         """Note what the backward pass did, from event `begin` and storage `first` on."""
@@ -122,7 +122,7 @@ class Passes:
         older = {index for index in died if index < first}
         others = {*self.inputs, *graph.incoming}
         if not (
-            self._is_plain
+            self._is_fast_path
             and tape.is_fast
             and len(left) == len(self.gradients) + len(self.graph_gradients)
             and older <= self.left | others
