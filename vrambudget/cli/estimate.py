@@ -92,7 +92,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
 
 def _parts(traced: Traced, args: argparse.Namespace) -> Iterator[str]:
     """Yield the result in parts, what is known first."""
-    budget, output = traced.budget, chosen_format(args, drawn=SUFFIXES)
+    budget, output = traced.budget, chosen_format(args, pictures=SUFFIXES)
     if output in ("table", "markdown"):
         yield from _report(traced, args)
     elif output == "json" and args.advise:

@@ -39,8 +39,8 @@ def add_output_options(parser: argparse.ArgumentParser, *, writes: str = "write 
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=writes)
 
 
-def chosen_format(args: argparse.Namespace, *, drawn: Sequence[str] = ()) -> Format:
-    """Return the requested format, or that of the file's suffix; `drawn`: suffixes of pictures."""
+def chosen_format(args: argparse.Namespace, *, pictures: Sequence[str] = ()) -> Format:
+    """Return the requested format, or that of the file's suffix; `pictures`: suffixes of pictures."""
     if args.format:
         asked: Format = args.format
         return asked
@@ -51,7 +51,7 @@ def chosen_format(args: argparse.Namespace, *, drawn: Sequence[str] = ()) -> For
         raise VramBudgetError(
             f"no result has the suffix {args.output.suffix!r}",
             where=str(args.output),
-            hint=f"use {', '.join([*drawn, *filter(None, _SUFFIXES)])}, or say --format",
+            hint=f"use {', '.join([*pictures, *filter(None, _SUFFIXES)])}, or say --format",
         )
     return _SUFFIXES[suffix]
 

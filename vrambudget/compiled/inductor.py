@@ -176,8 +176,8 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=GPU)
 
 
-def _drawn(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a buffer in main memory as if numbers were drawn into it: halfway to 1.
+def _sampled(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a buffer in main memory as if numbers were sampled into it: halfway to 1.
 
     So a layer that is skipped at random (LayerDrop) is run, unless most are skipped.
     """
@@ -195,7 +195,7 @@ def _unchecked(*_: Any) -> None:
 
 _ALLOCATIONS = {
     "empty_strided_cuda": _empty,
-    "empty_strided_cpu": _drawn,
+    "empty_strided_cpu": _sampled,
     "reinterpret_tensor": _reinterpret,
     "assert_size_stride": _unchecked,
     "assert_alignment": _unchecked,

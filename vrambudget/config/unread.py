@@ -37,5 +37,5 @@ def unread(given: Mapping[str, Any], job: Job) -> Iterator[str]:
         lengths = job.mode == "generate" and "block" in idle
         instead = ", whose lengths are prompt and new" if lengths else ""
         yield f"{', '.join(idle)}: not read with mode {job.mode!r}{instead}"
-    if job.mode == "generate" and not job.sample and (drawn := _OF_SAMPLING & names.keys()):
-        yield f"{', '.join(sorted(drawn))}: not read without sample, of which generate warns"
+    if job.mode == "generate" and not job.sample and (of_sampling := _OF_SAMPLING & names.keys()):
+        yield f"{', '.join(sorted(of_sampling))}: not read without sample, of which generate warns"

@@ -47,7 +47,7 @@ def curve_of(record: Mapping[str, Any]) -> MemoryCurve | None:
     """Return the curve of a process's record, or None of one without events."""
     history = History(record)
     ran_out = max((i for i, a in enumerate(history.actions) if a == "oom"), default=-1)
-    phases = list(_drawn(history, {history.highest_at, ran_out}))
+    phases = list(_shown(history, {history.highest_at, ran_out}))
     if not phases:
         return None
     total = sum(phase.stop - phase.start for phase in phases)
@@ -76,7 +76,7 @@ class _Phase:
     stop: int
 
 
-def _drawn(history: History, named: set[int]) -> Iterator[_Phase]:
+def _shown(history: History, named: set[int]) -> Iterator[_Phase]:
     """Yield the phases of the steps that are drawn; events that are `named` are among them."""
     places = history.places
     starts = [i for i, place in enumerate(places) if not i or place != places[i - 1]]

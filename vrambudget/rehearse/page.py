@@ -96,10 +96,10 @@ def _pieces(result: Rehearsal) -> tuple[list[BarPiece], float]:
 
 def _along_steps(result: Rehearsal) -> str:
     """Say what the picture shows, and which steps it leaves out."""
-    drawn = {span.step + 1 for span in result.curve.spans} if result.curve else set()
+    shown = {span.step + 1 for span in result.curve.spans} if result.curve else set()
     text = "What tensors asked for, and the lines that did."
-    some = result.steps > len(drawn)
-    left = f" Steps {', '.join(map(str, sorted(drawn)))} of {result.steps}." if some else ""
+    some = result.steps > len(shown)
+    left = f" Steps {', '.join(map(str, sorted(shown)))} of {result.steps}." if some else ""
     return f'<p class="job">{text}{left}</p>'
 
 

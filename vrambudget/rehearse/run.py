@@ -84,9 +84,9 @@ def rehearse(
     VramBudgetError where nothing can be run: no CUDA build of PyTorch, no compiler, not Linux.
     """
     file = Path(snapshot) if snapshot else None
-    drawn = page is not None
+    has_page = page is not None
     options = RehearsalOptions(
-        steps, timeout, file, any_torch, quiet, ranks, rank, values, routing, say, drawn
+        steps, timeout, file, any_torch, quiet, ranks, rank, values, routing, say, has_page
     )
     device = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     result = rehearse_command(command_of(script), device, options)

@@ -12,7 +12,7 @@ from vrambudget.escaping import escape
 from vrambudget.report.colours import COLOURS
 from vrambudget.report.ledger import Ledger
 
-_NOT_DRAWN = ("capacity", "left")
+_NOT_SHOWN = ("capacity", "left")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +26,24 @@ class BarPiece:
 
 def pieces(budget: Budget, lines: Ledger) -> tuple[list[BarPiece], float | None]:
     """Return the pieces in stacking order, and where on the bar the GPU ends (None: no GPU)."""
-    drawn = {
+    shown = {
         line.name: line
         for line in lines.lines
-        if not line.is_total and line.name not in _NOT_DRAWN and line.hundredths > 0
+        if not line.is_total and line.name not in _NOT_SHOWN and line.hundredths > 0
     }
-    order = [*COLOURS, *(name for name in drawn if name not in COLOURS)]
-    total = sum(line.hundredths for line in drawn.values())
+    order = [*COLOURS, *(name for name in shown if name not in COLOURS)]
+    total = sum(line.hundredths for line in shown.values())
     capacity = lines.amounts.of(budget.device.capacity_bytes) if budget.device else 0
     length = max(total, capacity, 1)
     unit = lines.amounts.unit
     found = [
         BarPiece(
             name,
-            drawn[name].hundredths / length,
-            f"{lines.amounts.text(drawn[name].hundredths)} {unit}",
+            shown[name].hundredths / length,
+            f"{lines.amounts.text(shown[name].hundredths)} {unit}",
         )
         for name in order
-        if name in drawn
+        if name in shown
     ]
     return found, capacity / length if budget.device else None
 

@@ -60,8 +60,8 @@ def plot_of(traced: Traced) -> tuple[str, str]:
     """Return the timeline of the steps, and what its script shows of each moment, as JSON."""
     unit = ledger(traced.budget).amounts.unit
     available_bytes = traced.available_bytes if traced.budget.out_of_memory else None
-    drawn = memory_curve(traced.tape, traced.scenario.job, available_bytes)
-    return plot(drawn, unit, traced.available_bytes), curve_data(drawn, unit)
+    curve = memory_curve(traced.tape, traced.scenario.job, available_bytes)
+    return plot(curve, unit, traced.available_bytes), curve_data(curve, unit)
 
 
 def style() -> str:
@@ -88,8 +88,8 @@ def peak_section(found: Sequence[BarPiece], end: float | None) -> str:
         f"<b>{piece.amount}</b></li>"
         for piece in found
     )
-    drawn = bar(found, end, lambda name: f"var(--{slug(name)})")
-    return f'<section><h2>At the peak</h2>{drawn}<ul class="legend">{items}</ul></section>'
+    bars = bar(found, end, lambda name: f"var(--{slug(name)})")
+    return f'<section><h2>At the peak</h2>{bars}<ul class="legend">{items}</ul></section>'
 
 
 def _table(lines: Ledger) -> str:
@@ -128,20 +128,20 @@ def cells(kind: str, texts: Iterable[str]) -> str:
     return "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts)
 
 
-def curve_data(drawn: MemoryCurve, unit: str, height: str = "allocated") -> str:
+def curve_data(curve: MemoryCurve, unit: str, height: str = "allocated") -> str:
     """Return what the script shows of each moment, as JSON; `height`: what its height is."""
     values = {
         "unit": unit,
         "unitBytes": bytes_in(unit),
         "height": height,
-        "parts": list(drawn.parts),
-        "order": [drawn.parts.index(name) for name in stacked(drawn.parts)],
-        "peak": drawn.peak,
-        "spans": [(s.step + 1, phase_text(s.phase), s.start, s.stop) for s in drawn.spans],
-        "groups": [(g.purpose, g.description, g.module, g.size_bytes) for g in drawn.groups],
+        "parts": list(curve.parts),
+        "order": [curve.parts.index(name) for name in stacked(curve.parts)],
+        "peak": curve.peak,
+        "spans": [(s.step + 1, phase_text(s.phase), s.start, s.stop) for s in curve.spans],
+        "groups": [(g.purpose, g.description, g.module, g.size_bytes) for g in curve.groups],
         "columns": [
             (c.operation, c.allocated_bytes, c.reserved_bytes, c.parts, c.largest)
-            for c in drawn.columns
+            for c in curve.columns
         ],
     }
     return json.dumps(values, separators=(",", ":"))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
     from vrambudget.report.timeline import Kind
 
-_DRAWN: Mapping[str, "Kind"] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
-SUFFIXES = (".html", *_DRAWN, ".pickle")
+_KINDS: Mapping[str, "Kind"] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+SUFFIXES = (".html", *_KINDS, ".pickle")
 
 
 def draw(
@@ -72,4 +72,4 @@ def _picture(traced: Traced, suffix: str) -> bytes:
         return snapshot_bytes(traced)
     from vrambudget.report.timeline import timeline  # noqa: PLC0415
 
-    return timeline(traced, _DRAWN[suffix])
+    return timeline(traced, _KINDS[suffix])

@@ -36,7 +36,7 @@ _R = TypeVar("_R", bound=_Recording)
 def fullest_draw(job: Job, record: Callable[[Job], _R]) -> tuple[_R, Draws]:
     """Return the recording of the draw that reserves most, and what all of them reserve."""
     jobs = [job.model_copy(update={"draw": draw}) for draw in range(DRAWS)]
-    recordings = [record(drawn) for drawn in jobs]
+    recordings = [record(each) for each in jobs]
     reserved = [replay(recording.tape).peak.reserved_bytes for recording in recordings]
     fullest = reserved.index(max(reserved))
     return recordings[fullest], Draws(tuple(reserved), fullest)

@@ -209,8 +209,8 @@ class Values:
 
     def uniform(self, shape: list[int], dtype: Any, generator: Any) -> Any:
         """Return random numbers in [0, 1) on the CPU."""
-        drawn = dtype if dtype.itemsize > 1 else self.torch.float32  # of 8 bits: none are drawn
-        found = self._on_cpu(self.empty, shape, dtype=drawn)
+        wide = dtype if dtype.itemsize > 1 else self.torch.float32  # of 8 bits: none are drawn
+        found = self._on_cpu(self.empty, shape, dtype=wide)
         return self._on_cpu(self.aten.uniform_.default, found, 0.0, 1.0, generator=generator)
 
     def _on_cpu(self, op: Any, *args: Any, **kwargs: Any) -> Any:
