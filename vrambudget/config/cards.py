@@ -38,7 +38,7 @@ _MOST_BYTES = 2**20
 _SHOWN = 16  # names in a hint
 _FAMILY = re.compile(r"^([^\d]*)(?:(\d+)(?![\d.]*[bmkx]))?")
 """Of "llama-3.1-8b" the name and its version, 3; what counts parameters is no version."""
-_ALIKE = 0.8  # of two names' letters: "lama" and "llama", not "albert" and "bert"
+_SIMILAR = 0.8  # of two names' letters: "lama" and "llama", not "albert" and "bert"
 
 
 def _nulls(table: Any) -> Any:
@@ -167,7 +167,7 @@ def _are_kin(name: str, other: str) -> bool:
         _FAMILY.findall(word)[0] for word in (name, other)
     )
     pairs = ((family, other_family), (family.split("-")[0], other_family.split("-")[0]))
-    near = all(SequenceMatcher(None, *pair).ratio() > _ALIKE for pair in pairs)
+    near = all(SequenceMatcher(None, *pair).ratio() > _SIMILAR for pair in pairs)
     slip = near or sorted(family) == sorted(other_family)
     return slip and (not version or not other_version or version == other_version)
 

@@ -151,14 +151,14 @@ class StretchFinder:
         waiting = [(low, high)]
         while waiting:
             low, high = waiting.pop()
-            found = self._alike(low, high)
+            found = self._identical(low, high)
             if found is not None:
                 yield from found
                 continue
             cut = self._cut(low, high)
             waiting += (cut + 1, high), (low, cut)
 
-    def _alike(self, low: int, high: int) -> list[Stretch] | None:
+    def _identical(self, low: int, high: int) -> list[Stretch] | None:
         """Return the steps' runs, if the steps of all that do the same are on a line."""
         runs = self._runs(low, high)
         if runs is None:

@@ -124,8 +124,8 @@ def _index(args: Any, _result: Any) -> list[Tensor]:
         return []
     shape = _together(given)
     apart = [index for index in given if index.shape != shape or not index.is_contiguous]
-    alike = len({_expanded(index, shape) for index in given}) <= 1
-    return [] if alike else [empty(shape, index.dtype) for index in apart]
+    same = len({_expanded(index, shape) for index in given}) <= 1
+    return [] if same else [empty(shape, index.dtype) for index in apart]
 
 
 def _together(tensors: list[Tensor]) -> Shape:

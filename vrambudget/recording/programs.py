@@ -71,9 +71,9 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
             program.source["padding"] = first["padding"]
     program.when = {key: [value] for key, value in model.when.items()}
     program.sizes = dict.fromkeys(probes[0].sizes, None) | dict(model.derived)
-    alike = [p for p in probes if len(p.recording.rows) == len(recordings[0].rows)]
-    own = Merger(Fitter([p.sizes for p in alike]), [])
-    guards = [*guards_of([p.recording for p in alike], own)]
+    same_length = [p for p in probes if len(p.recording.rows) == len(recordings[0].rows)]
+    own = Merger(Fitter([p.sizes for p in same_length]), [])
+    guards = [*guards_of([p.recording for p in same_length], own)]
     program.guards = [g for g in guards if all(holds(g, probe.sizes) for probe in alone)]
     for text in model.derived.values():
         a, _, b = text.partition("//")

@@ -79,7 +79,7 @@ class _Circles:
             return here, 0
         self.stood[here, period] = number, self.allocator.state()
         before = here - period
-        while (before, period) in self.stood and not self._alike(before, here, period):
+        while (before, period) in self.stood and not self._is_identical(before, here, period):
             before -= period
         if self.periods.get(here) != period or (before, period) not in self.stood:
             return here, 0
@@ -90,7 +90,7 @@ class _Circles:
         self.allocator.take_over(first, stop, (stop - first) * ((to - here) // period))
         return to, number - self.stood[before, period][0]
 
-    def _alike(self, before: int, here: int, period: int) -> bool:
+    def _is_identical(self, before: int, here: int, period: int) -> bool:
         """Whether the allocator stood there as it stands here, for a part that repeats that one."""
         if self.stood[before, period][1] != self.stood[here, period][1]:
             return False

@@ -63,7 +63,7 @@ _WHOLLY = ("aten::copy_", "aten::fill_", "aten::zero_")
 _ALONE = ("all", "any", "clone", "cumsum", "mean", "sum")
 _ANSWERS = ("aten::_local_scalar_dense", "aten::equal")
 _READS_WITHIN = ("aten::segment_reduce",)  # its kernel checks lengths: cuda/SegmentReduce.cu
-_ALIKE = ("c10d::broadcast_",)  # each rank does as the first: what it gets is what it has
+_SAME_ON_RANKS = ("c10d::broadcast_",)  # each rank does as the first: what it gets is what it has
 _NUMBERS = (int, float, bool, complex)
 
 
@@ -94,7 +94,7 @@ class Operation:
         self.unknown = torch.Tag.nondeterministic_seeded in op.tags or name in _EMPTY
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - no other way
         composite = has_kernel(op.name(), "CompositeImplicitAutograd")
-        self.passes = (composite and not self.has_scalar) or name in _ALIKE
+        self.passes = (composite and not self.has_scalar) or name in _SAME_ON_RANKS
         self.foreign = not name.startswith("aten::")
         self.adds = op.name() == "aten::add_.Tensor"
         self.is_alone = name.partition("::")[2] in _ALONE and not self.foreign
