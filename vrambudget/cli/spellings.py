@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from vrambudget.config.foreign.hugging_face import settled
+from vrambudget.config.foreign.hugging_face import completed
 from vrambudget.config.foreign.meanings import (
     Ignored,
     Meaning,
@@ -125,7 +125,7 @@ class _Reading:
         """Return what foreign words stand for as options, but for those that are given already."""
         named = {word.partition("=")[0] for word in given}
         words = list[str]()
-        for field, value in settled({**self._assumed, **self._stated}).items():
+        for field, value in completed({**self._assumed, **self._stated}).items():
             option = option_of(field)
             if isinstance(value, bool):
                 words += option_words({field: value})

@@ -112,7 +112,7 @@ def _drawing(question: Question) -> dict[str, Any]:
 
 
 def _traced(question: Question) -> Traced:
-    return _settled(_asked(question))
+    return _steady_state(_asked(question))
 
 
 def _asked(question: Question) -> str:
@@ -127,8 +127,8 @@ def _first_steps(asked: str) -> Traced:
 
 
 @lru_cache(maxsize=1)
-def _settled(asked: str) -> Traced:
-    """Return the job once its memory has settled, likewise."""
+def _steady_state(asked: str) -> Traced:
+    """Return the job in its steady state, likewise."""
     first = _first_steps(asked)
     return first if first.is_steady else trace_job(first.scenario)
 

@@ -12,7 +12,7 @@ from vrambudget.config.foreign.meanings import Fields
 _OF_DPO = ("beta", "precompute_ref_log_probs", "sync_ref_model", "disable_dropout")
 
 
-def settled(fields: Fields) -> dict[str, Any]:
+def completed(fields: Fields) -> dict[str, Any]:
     """Return the fields with the weights' dtype where it is not the precision's own.
 
     Without autocast the precision is that of the weights; weights in 4 bits are loaded in the dtype

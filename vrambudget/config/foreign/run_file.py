@@ -15,7 +15,7 @@ from typing import Any
 
 from vrambudget.config.config_file import SUFFIXES
 from vrambudget.config.foreign.formats import FORMATS, Format, format_of
-from vrambudget.config.foreign.hugging_face import settled
+from vrambudget.config.foreign.hugging_face import completed
 from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, MultiGpuOnly, OnlyRanks
 from vrambudget.config.foreign.text import flat, read_text
 from vrambudget.config.job import Job
@@ -151,7 +151,7 @@ def read_foreign(keys: dict[str, Any], known: Format, file: str) -> RunFile:
     for key, value in keys.items():
         sorted_.take(key, value)
     silent = _silent(known.defaults, sorted_.stated)
-    fields = settled(known.finish(keys, {**silent, **sorted_.assumed, **sorted_.stated}))
+    fields = completed(known.finish(keys, {**silent, **sorted_.assumed, **sorted_.stated}))
     assumed = {name: value for name, value in silent.items() if fields.get(name) == value}
     notes = {
         f"{file} ({known.name}): read": sorted_.read,
