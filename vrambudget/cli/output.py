@@ -40,7 +40,7 @@ def add_output_options(parser: argparse.ArgumentParser, *, writes: str = "write 
 
 
 def chosen_format(args: argparse.Namespace, *, pictures: Sequence[str] = ()) -> Format:
-    """Return the requested format, or that of the file's suffix; `pictures`: suffixes of pictures."""
+    """Return the requested format, or that of a file's suffix; `pictures`: their suffixes."""
     if args.format:
         asked: Format = args.format
         return asked
