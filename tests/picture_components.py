@@ -40,7 +40,7 @@ from vrambudget.tape.replay import replay
 from vrambudget.traced import kernels
 from vrambudget.traced.build import allocated
 from vrambudget.traced.live import Live
-from vrambudget.traced.mode import Following
+from vrambudget.traced.mode import TracingMode
 from vrambudget.training.inputs import on_device
 
 PLATFORM = platform_of(None, "2.11")
@@ -83,7 +83,7 @@ class Recorder:
         options = ModelOptions(dtype=TYPES[weights])
         listens = listening(listener) if listener else nullcontext()
         with listens, on_tape(PLATFORM, options) as tape:
-            mode = Following()
+            mode = TracingMode()
             allocated(caller, mode)
             model = Live(caller, mode, component.known(), lambda _outputs, _inputs: None)
             if listener:
@@ -166,7 +166,7 @@ class Recorder:
         caller = Caller(part, component)
         caller.train()
         with on_tape(PLATFORM):
-            mode = Following()
+            mode = TracingMode()
             allocated(caller, mode)
             model = Live(caller, mode, {}, lambda *_: None)
             given = component.inputs(TYPES["bfloat16"])

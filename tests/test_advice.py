@@ -101,9 +101,9 @@ def test_the_batch_is_accumulated_to_what_it_was():
     ],
 )
 def test_no_variant_takes_less_than_the_floor(model, fields):
-    followed = trace_job(resolve(model, **fields))
-    floor, scenario = LowerBound(followed), followed.scenario
-    assert 0 < floor.bytes(scenario.job) < followed.budget.peak.requested_bytes
+    traced = trace_job(resolve(model, **fields))
+    floor, scenario = LowerBound(traced), traced.scenario
+    assert 0 < floor.bytes(scenario.job) < traced.budget.peak.requested_bytes
     variants = [change.apply(scenario, lambda sizes, at, _: at(sizes[0])) for change in CHANGES]
     for changed in filter(None, variants):
         tape = simulate(changed.config, changed.job, changed.platform).tape
@@ -259,7 +259,7 @@ def two_processes(monkeypatch):
 @each_job
 def test_other_processes_find_what_one_does(job, monkeypatch):
     model, fields = JOBS[job]
-    followed, alone = trace_job(resolve(model, **fields)), advice_for(job)
+    traced, alone = trace_job(resolve(model, **fields)), advice_for(job)
     brought, bring = [], forked.forked
 
     def bringing(pieces):
@@ -267,7 +267,7 @@ def test_other_processes_find_what_one_does(job, monkeypatch):
         return brought
 
     monkeypatch.setattr(planning_advice, "forked", bringing)
-    assert advise_on(followed, forks=True) == alone
+    assert advise_on(traced, forks=True) == alone
     assert brought
 
 
@@ -291,10 +291,10 @@ def test_a_process_with_one_cpu_shares_nothing(monkeypatch):
 
 def test_where_lengths_change_each_change_is_tried_on_the_draw_that_was_counted(capsys):
     fields = {"batch": 4, "block": "200:260", "steps": 4, "gpu": "t4"}
-    followed = trace_job(resolve("distilgpt2", **fields))
-    draw = followed.budget.job["draw"]
-    advice = advise_on(followed)
-    assert followed.scenario.job.draw is None
+    traced = trace_job(resolve("distilgpt2", **fields))
+    draw = traced.budget.job["draw"]
+    advice = advise_on(traced)
+    assert traced.scenario.job.draw is None
     for option in advice.options:
         _, after = changed("distilgpt2", {**fields, "draw": draw}, option.options, capsys)
         assert after["device"]["peak_bytes"] == option.device_peak_bytes

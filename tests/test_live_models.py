@@ -65,7 +65,7 @@ def test_recurrent_layers_are_refused_by_name():
 
 def test_a_forward_of_its_own_is_followed_although_every_parameter_is_the_configurations():
     model, told = live_cases.llama(), live_cases.TOKENS
-    followed = "its code was traced"
-    assert followed not in " ".join(predict(model, gpu="a100-80gb", **told).warnings)
+    traced = "its code was traced"
+    assert traced not in " ".join(predict(model, gpu="a100-80gb", **told).warnings)
     model.model.layers[0].register_forward_hook(lambda _m, _in, out: out * 2.0)
-    assert followed in " ".join(predict(model, gpu="a100-80gb", **told).warnings)
+    assert traced in " ".join(predict(model, gpu="a100-80gb", **told).warnings)

@@ -51,7 +51,7 @@ def test_a_real_t4_took_for_resnet_50_what_follows_from_its_step(record):
 
     step = Training(record["batch"], record["size"])
     given = {key: record[key] for key in ("steps", "driver_addresses", "warm_process")}
-    peak = vrambudget.follow(step, gpu=record["card"], torch="2.11", **given).peak
+    peak = vrambudget.trace(step, gpu=record["card"], torch="2.11", **given).peak
     printed = record["printed"]
     assert abs(peak.allocated_bytes / printed["allocated"] - 1) < 0.0024
     assert abs(peak.reserved_bytes / printed["reserved"] - 1) < 0.011

@@ -324,9 +324,9 @@ def test_kernels_and_graphs_take_memory_of_the_driver_where_a_server_is_rehearse
 
 def test_undefined_tensors_of_a_foreign_operation_are_given_back_as_empty_ones():
     torch = pytest.importorskip("torch")
-    following = pytest.importorskip("vrambudget.rehearse.hook.vrambudget_hook.following")
+    value_tracer = pytest.importorskip("vrambudget.rehearse.hook.vrambudget_hook.value_tracer")
 
-    class Traced(following.Tracer):
+    class Traced(value_tracer.ValueTracer):
         def __init__(self):
             self.torch, self.traced = torch, None
 

@@ -9,7 +9,7 @@ from hooked import with_torch
 # The meta device stands for the card: it has no values of its own either.
 FOLLOW = """
 import operator, sys, torch
-from vrambudget_hook.following import Tracer
+from vrambudget_hook.value_tracer import Tracer
 assumed = {"numbers": NUMBERS, "routing": ROUTING}
 tracer = Tracer(torch, lambda *_: None, operator.attrgetter("is_meta"), **assumed)
 tracer.start()
@@ -30,7 +30,7 @@ def filled(*shape):
 """
 
 
-def follow(code, numbers=("zeros", 0), routing=None):
+def run_traced(code, numbers=("zeros", 0), routing=None):
     pytest.importorskip("torch")
     return with_torch(f"NUMBERS, ROUTING = {numbers!r}, {routing!r}\n{FOLLOW}{code}")
 
@@ -71,7 +71,7 @@ VALUES = {
 def values():
     """Return what all the expressions of VALUES are known to hold: one process is enough."""
     lines = (f"print({expression!r}, known({expression}), sep=': ')" for expression in VALUES)
-    return dict(line.rsplit(": ", 1) for line in follow("\n".join(lines)).splitlines())
+    return dict(line.rsplit(": ", 1) for line in run_traced("\n".join(lines)).splitlines())
 
 
 @pytest.mark.parametrize("expression", VALUES)
@@ -80,7 +80,7 @@ def test_integers_that_follow_from_the_host_have_their_values(expression, values
 
 
 def test_writes_are_followed_through_views_and_a_later_unknown_write_is_not_believed():
-    out = follow("""
+    out = run_traced("""
 t = sent(1, 2, 3, 4)
 t[2:] = sent(7, 8)
 t[:2].add_(10)
@@ -105,7 +105,7 @@ print(known(t), is_true(t))
 
 
 def test_gradients_are_no_masks():
-    out = follow("""
+    out = run_traced("""
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -123,7 +123,7 @@ print(known(x.grad), known(filled(2, 2)))
 
 
 def test_a_gradient_that_was_looked_at_is_still_added_to_in_place():
-    out = follow("""
+    out = run_traced("""
 x = torch.rand(3, 4, requires_grad=True)
 h = x * 2
 other = (h * h.detach()).sum()
@@ -146,7 +146,7 @@ print(len(storages), len(set(storages)))
 
 
 def test_tensors_without_a_storage_are_left_alone():
-    out = follow("""
+    out = run_traced("""
 sparse = torch.rand(3, 3).to_sparse()
 print(values.storages.of(sparse), values.eligible(sparse), values.of(sparse))
 """)
@@ -154,7 +154,7 @@ print(values.storages.of(sparse), values.eligible(sparse), values.of(sparse))
 
 
 def test_what_is_mixed_with_unknown_integers_counts_them_as_zero_and_is_not_true():
-    out = follow("""
+    out = run_traced("""
 unknown = torch.rand(3, 2, device="meta").argmax(0)
 mixed = sent(4, 5) + unknown
 print(known(mixed), is_true(mixed), known(unknown))
@@ -163,7 +163,7 @@ print(known(mixed), is_true(mixed), known(unknown))
 
 
 def test_unknown_numbers_are_finite_and_valid_parameters_of_a_distribution():
-    out = follow("""
+    out = run_traced("""
 unknown = torch.rand(3, device="meta")
 print(known(torch.isfinite(unknown)), known(torch.isfinite(unknown).all()))
 constraint = torch.distributions.constraints.positive
@@ -188,20 +188,20 @@ print(torch.manual_seed(3).initial_seed(), torch.rand(1).item())
 
 
 def test_what_unknown_numbers_decide_follows_from_what_they_are_taken_to_be():
-    zeros, ones, random = (follow(DECIDED, (kind, 0)) for kind in ("zeros", "ones", "random"))
+    zeros, ones, random = (run_traced(DECIDED, (kind, 0)) for kind in ("zeros", "ones", "random"))
     assert zeros.splitlines()[:5] == ["None False"] * 5
     assert ones.splitlines()[:3] == [f"{[[True] * 4] * 3} False", *["[0, 0, 0] False"] * 2]
     assert ones.splitlines()[4] == f"{[[1] * 4] * 3} False"
     assert all("None" not in line for line in random.splitlines()[:5])
     assert "True" in random.splitlines()[0]
-    assert random == follow(DECIDED, ("random", 0)) != follow(DECIDED, ("random", 1))
+    assert random == run_traced(DECIDED, ("random", 0)) != run_traced(DECIDED, ("random", 1))
     for out in (zeros, ones, random):  # finite, as ever, and the script's own generator is its own
         assert out.splitlines()[5] == "False True None"
         assert out.splitlines()[6] == zeros.splitlines()[6]
 
 
 def test_a_token_that_zeros_sample_is_not_the_first_which_may_end_a_generation():
-    out = follow("""
+    out = run_traced("""
 logits = torch.rand(2, 300, device="meta")
 for token in (logits.argmax(-1), torch.multinomial(logits, 1), logits[:, :9].argmax(-1)):
     print(known(token), known((token == sent(0)).any()))
@@ -233,12 +233,12 @@ print(known(torch.histc(chosen.int(), bins=4, min=0, max=3)), known(mask[0].sum(
     ],
 )
 def test_a_router_spreads_tokens_over_experts_as_it_is_told(routing, counts, true):
-    lines = follow(ROUTER, routing=routing)
+    lines = run_traced(ROUTER, routing=routing)
     assert lines.splitlines() == ["None", f"{counts} {true} True", f"{counts} 1"]
 
 
 def test_copies_to_unknown_memory_are_followed_where_that_is_asked_for():
-    out = follow("""
+    out = run_traced("""
 there = torch.empty(2, dtype=torch.long, device="meta")
 there.copy_(torch.tensor([1, 2]))
 print(known(there))
@@ -250,7 +250,7 @@ print(known(there))
 
 
 def test_values_go_with_their_tensors_and_hold_none():
-    out = follow("""
+    out = run_traced("""
 import gc, weakref
 t = sent(1, 2, 3)
 gone = weakref.ref(t)
@@ -266,7 +266,7 @@ print(len(values.known))
 
 def test_operators_of_higher_order_run_below_our_keys():
     """A checkpoint that torch.compile recomputes restores random numbers by one of them."""
-    out = follow("""
+    out = run_traced("""
 from torch._prims.rng_prims import run_with_rng_state
 state = torch.get_rng_state()
 drawn = torch.rand(2)
@@ -277,7 +277,7 @@ print(torch.equal(drawn, again))
 
 
 def test_threads_inference_mode_devices_vmap_and_compiled_functions_go_on_as_before():
-    out = follow("""
+    out = run_traced("""
 import threading
 thread = threading.Thread(target=lambda: print(known(sent(1))))
 thread.start()
@@ -297,7 +297,7 @@ print(compiled(torch.ones(3), torch.arange(3)))
 
 
 def test_what_never_enters_python_is_known_without_it():
-    out = follow("""
+    out = run_traced("""
 from vrambudget_hook.operations import MADE_OF_OTHERS, VIEWS
 def described(name):
     packet, _, overload = name.partition(".")
@@ -310,7 +310,7 @@ print([name for name in MADE_OF_OTHERS if not described(name).passes])
 
 @pytest.mark.parametrize("rows", [2, 4])
 def test_gradients_are_not_followed_so_that_they_are_added_in_place(rows):
-    out = follow(
+    out = run_traced(
         f"""
 rows = {rows}
 x = torch.ones(rows, 8, device="meta", requires_grad=True)

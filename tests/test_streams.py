@@ -352,13 +352,13 @@ def test_a_snapshot_has_the_streams_and_what_waits():
         storage = empty_bytes(MIB)
         storage.record_stream(1)
         del storage
-    followed = SimpleNamespace(
+    given = SimpleNamespace(
         tape=last, available_bytes=None, budget=SimpleNamespace(out_of_memory=None)
     )
-    (segment,) = snapshot(followed)["segments"]
+    (segment,) = snapshot(given)["segments"]
     assert [block["state"] for block in segment["blocks"]] == ["active_pending_free", "inactive"]
     assert (segment["allocated_size"], segment["active_size"]) == (0, MIB)
-    followed.tape = tape
-    found = snapshot(followed)
+    given.tape = tape
+    found = snapshot(given)
     assert {segment["stream"] for segment in found["segments"]} == {0, 1}
     assert {entry["stream"] for entry in found["device_traces"][0]} == {0, 1}

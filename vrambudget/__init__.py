@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what editors and type checkers read
     from vrambudget.integrations.preflight import preflight as preflight
     from vrambudget.integrations.run_here import run as run
     from vrambudget.integrations.server import serve as serve
-    from vrambudget.integrations.stepped import follow as follow
+    from vrambudget.integrations.stepped import trace as trace
     from vrambudget.integrations.trainer import VramBudgetCallback as VramBudgetCallback
     from vrambudget.planning.advice import advise as advise
     from vrambudget.planning.batch_finder import (
@@ -49,7 +49,7 @@ _HOMES = {
     "explore": "vrambudget.integrations.explore",
     "find_executable_batch_size": "vrambudget.planning.batch_finder",
     "find_gpu": "vrambudget.config.gpus",
-    "follow": "vrambudget.integrations.stepped",
+    "follow": "vrambudget.integrations.stepped",  # the name of `trace` until 0.3
     "lightning_callback": "vrambudget.integrations.lightning",
     "load_ipython_extension": "vrambudget.cli.magic",
     "max_batch": "vrambudget.planning.fit",
@@ -59,6 +59,7 @@ _HOMES = {
     "run": "vrambudget.integrations.run_here",
     "serve": "vrambudget.integrations.server",
     "sweep": "vrambudget.planning.sweep",
+    "trace": "vrambudget.integrations.stepped",
 }
 
 __all__ = [
@@ -73,7 +74,6 @@ __all__ = [
     "explore",
     "find_executable_batch_size",
     "find_gpu",
-    "follow",
     "lightning_callback",
     "max_batch",
     "max_block",
@@ -82,6 +82,7 @@ __all__ = [
     "run",
     "serve",
     "sweep",
+    "trace",
 ]
 
 

@@ -57,8 +57,8 @@ def full_in(
     `tape`: the job's own. At most `further` steps more than the job has are replayed.
     """
     config, job = scenario.config, scenario.job
-    is_followed = job.mode == "generate" and job.calls == 1 and job.task == "causal-lm"
-    if not is_followed or scenario.gpu is None or job.prompt is None:
+    is_supported = job.mode == "generate" and job.calls == 1 and job.task == "causal-lm"
+    if not is_supported or scenario.gpu is None or job.prompt is None:
         return None
     available_bytes = scenario.gpu.available_bytes - margin_bytes
     if out_of_memory is not None:

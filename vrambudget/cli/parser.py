@@ -174,7 +174,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if argv[0] in ("-h", "--help", "--version"):
         overview().parse_args(argv)
-    if argv[0] in {"preflight", "follow", "advise", "max_batch"}:
+    if argv[0] in {"preflight", "trace", "advise", "max_batch"}:
         raise VramBudgetError(
             f"{argv[0]} is a function in Python: vrambudget.{argv[0]}(...)",
             hint="of a model that has a name: vrambudget MODEL --gpu GPU",

@@ -18,7 +18,7 @@ _SAMPLES = 160_000  # of a waveform: ten seconds at 16 kHz
 
 TEXT_ALONE = (
     "a batch of text: what sees or hears lies on the GPU and does nothing;"
-    " vrambudget.follow(step, batch) counts a step with pictures"
+    " vrambudget.trace(step, batch) counts a step with pictures"
 )
 """What a report says of a model that reads more than text."""
 

@@ -201,8 +201,8 @@ class Standing(TorchFunctionMode):
             chosen = choice(func, number, x, found)
             note.spread = note.spread or chosen is not None
             if note.spread or note.dtype is bool_:
-                follows = guess(func, given, self)
-                note.guess = chosen or (follows if number is None else known.part(follows, number))
+                result = guess(func, given, self)
+                note.guess = chosen or (result if number is None else known.part(result, number))
         storage = x.untyped_storage()._cdata
         base = next((y for y in found if y.untyped_storage()._cdata == storage), None)
         if base is not None:

@@ -69,7 +69,7 @@ def stepped(
     if not found.modules:
         raise NotModelledError(
             f"{_name(step)} uses no module",
-            hint="pass what it works on: vrambudget.follow(step, model, optimizer, batch)",
+            hint="pass what it works on: vrambudget.trace(step, model, optimizer, batch)",
         )
     with recording(platform) as tape, as_they_were(found):
         if warm:

@@ -161,7 +161,7 @@ class _Pass:
             self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
         if self.is_captured or not (context.tape.is_fast or layer.hook_state):
             return None
-        if not self._follows(xs):
+        if not self._are_last_outputs(xs):
             return None
         fills = None
         if filled is not None and not isinstance(hooks, FilledPart):
@@ -177,7 +177,7 @@ class _Pass:
         modes = context.grad_enabled, layer.training
         return given, like, fills and fills.kind(), modes, likeness(hooks)
 
-    def _follows(self, xs: tuple[Tensor, ...]) -> bool:
+    def _are_last_outputs(self, xs: tuple[Tensor, ...]) -> bool:
         """Whether several hidden states are those that the layer before returned, in any order."""
         if len(xs) == 1:
             return True

@@ -64,7 +64,7 @@ def explore(
     html = widgets.HTML()
     explored = Explored(None, html, dict(fields))
 
-    def follow(name: str) -> Callable[[Any], None]:
+    def on_change(name: str) -> Callable[[Any], None]:
         def changed(change: Any) -> None:
             explored.job[name] = change["new"] or None
             html.value = _shown(model, gpu, explored.job)
@@ -73,7 +73,7 @@ def explore(
 
     controls = list(_controls(widgets, scenario))
     for name, control in controls:
-        control.observe(follow(name), names="value")
+        control.observe(on_change(name), names="value")
     html.value = _shown(model, gpu, explored.job)
     rows = widgets.VBox([control for _, control in controls])
     explored.box = widgets.VBox([rows, html])

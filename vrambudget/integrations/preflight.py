@@ -89,10 +89,10 @@ def predict(
         except NotModelledError:
             if is_wrapped(model) or any(map(is_4bit, model.parameters())):
                 raise
-    return _followed(model, **at_hand)
+    return _traced(model, **at_hand)
 
 
-def _followed(
+def _traced(
     model: Any, *, optimizer: Any, gpu: str | Gpu | None, batch: int, **fields: Any
 ) -> Budget:
     """Return the budget of a live model, by its own code."""

@@ -1,7 +1,7 @@
-"""`follow`: what a training step of one's own takes, by its own code.
+"""`trace`: what a training step of one's own takes, by its own code.
 
-    budget = vrambudget.follow(step, gpu="12GB")
-    budget = vrambudget.follow(step, batch, gpu="12GB")  # what step is called with
+    budget = vrambudget.trace(step, gpu="12GB")
+    budget = vrambudget.trace(step, batch, gpu="12GB")  # what step is called with
 
 The step is called a few times, as a loop does, on fake tensors of the GPU: forward, backward, the
 optimizers of torch.optim and whatever stands between them. Nothing is computed, and what the step
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MOST_STEPS = 100
 
 
-def follow(
+def trace(
     step: Callable[..., Any],
     *given: Any,
     gpu: str | Gpu | None = None,
@@ -44,12 +44,12 @@ def follow(
     `torch`: whose kernels run, "2.11"; by default the installed version.
     `driver_addresses`, `warm_process`: as of a job.
 
-    Raises NotModelledError for what cannot be followed, with the line that asked for it.
+    Raises NotModelledError for what cannot be traced, with the line that asked for it.
     """
     if not callable(step):
         raise VramBudgetError(
             f"step is {step!r}; it should be a function",
-            hint="vrambudget.follow(train_step, batch)",
+            hint="vrambudget.trace(train_step, batch)",
         )
     if type(steps) is not int or not 1 <= steps <= _MOST_STEPS:
         raise VramBudgetError(f"steps is {steps!r}; it should be from 1 to {_MOST_STEPS}")
@@ -118,3 +118,6 @@ def _precision(tape: Tape, weights: frozenset[str]) -> str:
         return " and ".join(sorted(weights)) or "no weights"
     (name,) = weights
     return {**short, "float32": "fp32"}.get(name, name)
+
+
+follow = trace  # its name until 0.3

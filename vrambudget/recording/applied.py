@@ -64,15 +64,15 @@ def patches(listener: Listener) -> Iterator[Patch]:
     apply = functions.apply_function
     running: list[_Applied] = []
 
-    def applied(following: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    def applied(mode: Any, function: Any, args: Any, kwargs: Any) -> Any:
         if not listener.is_on:
-            return apply(following, function, args, kwargs)
+            return apply(mode, function, args, kwargs)
         given = [x for x in args if isinstance(x, TracedTensor)]
         call = _Applied(listener, function.__name__, list({id(x.v): x.v for x in given}.values()))
         running.append(call)
         listener.is_on, listener.applies = False, True
         try:
-            result = apply(following, function, args, kwargs)
+            result = apply(mode, function, args, kwargs)
         finally:
             listener.is_on, listener.applies = True, False
             running.pop()

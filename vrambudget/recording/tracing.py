@@ -130,7 +130,7 @@ def _of_operations(listener: Listener) -> Iterator[Patch]:
 def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
     listener: Listener,
 ) -> Iterator[Patch]:
-    make, call, handle = tensors.traced_tensor, mode.Following._call, mode.Following._handle  # noqa: SLF001
+    make, call, handle = tensors.traced_tensor, mode.TracingMode._call, mode.TracingMode._handle  # noqa: SLF001
     handled = mode._Handled  # noqa: SLF001
     to_engine, handed, wrote = handled.to_engine, handled.handed, handled.wrote
 
@@ -192,8 +192,8 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
 
     for home in (mode, live, attributes, functions, patches):
         yield home, "traced_tensor", wrapper
-    yield mode.Following, "_call", called
-    yield mode.Following, "_handle", handling
+    yield mode.TracingMode, "_call", called
+    yield mode.TracingMode, "_handle", handling
     yield handled, "to_engine", taking
     yield handled, "handed", handing
     yield handled, "wrote", writing
@@ -261,8 +261,8 @@ def _answers(  # noqa: C901 - small functions side by side
         x.v.requires_grad = value
 
     def read_back(name: str, answer: Any) -> Any:
-        def answered(following: Any, x: Any, *args: Any) -> Any:
-            found = answer(following, x, *args)
+        def answered(mode: Any, x: Any, *args: Any) -> Any:
+            found = answer(mode, x, *args)
             if listener.is_on and isinstance(found, int) and not isinstance(found, bool):
                 return Size(found)
             if listener.is_on and not (place := _caller()).startswith(_HARMLESS):

@@ -104,7 +104,7 @@ def _model(budget: Budget) -> str:
 
 
 def _of_step(job: Mapping[str, Any]) -> list[str]:
-    """Return what is known of a step of one's own (vrambudget.follow)."""
+    """Return what is known of a step of one's own (vrambudget.trace)."""
     calls = f"{job['steps']} step{'s' * (job['steps'] > 1)} of its own code"
     optimizer = [job["optimizer"]] if job["optimizer"] != "none" else []
     return [calls, job["precision"], *optimizer, f"torch {job['torch']}"]

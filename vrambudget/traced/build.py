@@ -33,7 +33,7 @@ from vrambudget.traced import kernels
 from vrambudget.traced.config import TracedConfig
 from vrambudget.traced.known import Known, of_tensor
 from vrambudget.traced.live import Live, loss_in, loss_of_outputs
-from vrambudget.traced.mode import Following
+from vrambudget.traced.mode import TracingMode
 from vrambudget.traced.patches import running
 from vrambudget.traced.tensor import GPU, TORCH_DTYPE, dtype_of, traced_tensor
 from vrambudget.training.inputs import Input, inputs_for
@@ -106,7 +106,7 @@ def live_model(config: TracedConfig, task: Task) -> Live:
     own = configuration(config.keys, job)
     make = class_for(transformers, task, own).from_config
     dtype = TORCH_DTYPE[context.options.dtype]
-    mode = Following()
+    mode = TracingMode()
     with running(mode), made_for(Purpose.WEIGHTS):
         try:
             with torch.device(GPU):
@@ -193,13 +193,13 @@ def values_of(job: Job, inputs: Mapping[str, Input]) -> dict[str, Known]:
     return values
 
 
-def allocated(module: torch.nn.Module, mode: Following) -> None:
+def allocated(module: torch.nn.Module, mode: TracingMode) -> None:
     """Lay a live module's parameters and buffers down as `module.to("cuda")` does."""
     with made_for(Purpose.WEIGHTS):
         _lay(module, mode)
 
 
-def _lay(module: torch.nn.Module, mode: Following) -> None:
+def _lay(module: torch.nn.Module, mode: TracingMode) -> None:
     for child in module.children():
         _lay(child, mode)
     own = (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001 - shared ones too

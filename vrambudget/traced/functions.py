@@ -21,7 +21,7 @@ from vrambudget.traced import regions
 from vrambudget.traced.tensor import TracedTensor, traced_tensor
 
 if TYPE_CHECKING:
-    from vrambudget.traced.mode import Following
+    from vrambudget.traced.mode import TracingMode
 
 
 class Ctx:
@@ -51,7 +51,7 @@ class Ctx:
         """Say whether missing gradients come as zeros."""
         self.materialize = value
 
-    def save(self, mode: Following) -> None:
+    def save(self, mode: TracingMode) -> None:
         """Let the engine keep what was to be saved."""
         for x in self.to_save:
             traced = None if x is None else mode.traced_of(x)
@@ -82,7 +82,7 @@ def _restored(note: Any, saved: Saved) -> Any:
     return traced_tensor(Tensor(shape, dtype, storage, strides))
 
 
-def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> Any:
+def apply_function(mode: TracingMode, function: Any, args: Any, kwargs: Any) -> Any:
     """Run a function's forward, and let the engine run its backward."""
     if function is CheckpointFunction:
         raise NotModelledError(

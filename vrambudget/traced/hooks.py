@@ -26,7 +26,7 @@ from vrambudget.traced import regions
 from vrambudget.traced.tensor import TracedTensor, traced_tensor
 
 if TYPE_CHECKING:
-    from vrambudget.traced.mode import Following
+    from vrambudget.traced.mode import TracingMode
 
 Hooks = OrderedDict[int, Callable[..., Any]]
 
@@ -34,7 +34,7 @@ Hooks = OrderedDict[int, Callable[..., Any]]
 class LeafHooks:
     """The hooks of leaves, by their storages: what the tensor is to its code, and both kinds."""
 
-    def __init__(self, mode: Following) -> None:
+    def __init__(self, mode: TracingMode) -> None:
         self.mode = mode
         self._leaves: dict[int, tuple[torch.Tensor, Hooks, Hooks]] = {}
 
@@ -67,7 +67,7 @@ class LeafHooks:
                 _called(self.mode, hook, x)
 
 
-def register_hook(mode: Following, x: TracedTensor, hook: Callable[..., Any]) -> RemovableHandle:
+def register_hook(mode: TracingMode, x: TracedTensor, hook: Callable[..., Any]) -> RemovableHandle:
     """Tensor.register_hook."""
     if not x.v.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
@@ -86,7 +86,7 @@ def register_hook(mode: Following, x: TracedTensor, hook: Callable[..., Any]) ->
 class GradFn:
     """A node of the graph, as far as code asks it: `x.grad_fn`."""
 
-    def __init__(self, mode: Following, node: Node) -> None:
+    def __init__(self, mode: TracingMode, node: Node) -> None:
         self._mode, self._node = mode, node
 
     def name(self) -> str:
@@ -135,14 +135,14 @@ def added(hooks: Hooks, hook: Callable[..., Any]) -> RemovableHandle:
     return handle
 
 
-def _called(mode: Following, hook: Callable[..., Any], *args: Any) -> Any:
+def _called(mode: TracingMode, hook: Callable[..., Any], *args: Any) -> Any:
     with torch.no_grad(), mode:
         regions.adopt()
         return hook(*args)
 
 
 def _replace(
-    mode: Following, hook: Callable[..., Any], gradients: list[Tensor | None], slot: int
+    mode: TracingMode, hook: Callable[..., Any], gradients: list[Tensor | None], slot: int
 ) -> None:
     gradient = gradients[slot]
     if gradient is None:

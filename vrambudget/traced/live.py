@@ -18,7 +18,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError, TooLargeError
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.traced.mode import Following
+from vrambudget.traced.mode import TracingMode
 from vrambudget.traced.patches import running
 from vrambudget.traced.shadows import as_parameter, shadow
 from vrambudget.traced.tensor import REHEARSE, TracedTensor, traced_tensor
@@ -60,7 +60,7 @@ class Live(TorchModule):
     """A live module; `forward` runs its own code on traced tensors."""
 
     def __init__(
-        self, module: torch.nn.Module, mode: Following, values: Mapping[str, Any], loss: Loss
+        self, module: torch.nn.Module, mode: TracingMode, values: Mapping[str, Any], loss: Loss
     ) -> None:
         self._module, self._mode, self._values, self._loss = module, mode, values, loss
         self._attach()

@@ -44,7 +44,7 @@ _OF_ITS_TYPE = {
 """What makes a tensor of another's type: with `device="cpu"` it is no tensor of the GPU."""
 
 
-class Following(TorchFunctionMode):
+class TracingMode(TorchFunctionMode):
     """Hands calls to rules; `weights` are live tensors, by id, that count as traced.
 
     `shadows` are what the tape knows live modules by, by their ids.
@@ -133,7 +133,7 @@ class Following(TorchFunctionMode):
 class _Handled:
     """One call: its traced arguments, and the way back from the engine's tensors to them."""
 
-    def __init__(self, mode: Following) -> None:
+    def __init__(self, mode: TracingMode) -> None:
         self.mode = mode
         self.found: dict[int, TracedTensor] = {}
         self.live: dict[int, torch.Tensor] = {}  # what code knows them by, if not as traced

@@ -26,7 +26,7 @@ from vrambudget.traced import kernels
 from vrambudget.traced.build import allocated, inputs_of_rows, values_of
 from vrambudget.traced.known import of_tensor
 from vrambudget.traced.live import Live, loss_of_outputs
-from vrambudget.traced.mode import Following
+from vrambudget.traced.mode import TracingMode
 from vrambudget.traced.tensor import dtype_of
 from vrambudget.training.inputs import Input, inputs_for
 
@@ -99,7 +99,7 @@ class ModuleConfig(ModelConfig):
         del task
         assert self.job is not None  # noqa: S101 - a model is built for a job
         kernels.unchecked.clear()
-        mode = Following()
+        mode = TracingMode()
         allocated(self.module, mode)
         module = asked_for_loss(copied(self.module), self.job.task)
         if self.job.checkpointing == "full":

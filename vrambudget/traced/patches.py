@@ -30,20 +30,20 @@ from vrambudget.tape.events import Purpose
 from vrambudget.traced import regions
 from vrambudget.traced.fast_path import FAST_PATH
 from vrambudget.traced.functions import apply_function
-from vrambudget.traced.mode import Following
+from vrambudget.traced.mode import TracingMode
 from vrambudget.traced.rules import RULES, SCRIPTS
 from vrambudget.traced.tensor import TracedTensor, traced_tensor
 
 
 @contextmanager
-def running(mode: Following) -> Iterator[None]:
+def running(mode: TracingMode) -> Iterator[None]:
     """Let modelling code run on traced tensors inside, under the engine's autocast and no_grad."""
     with regions.as_engine(), _patched(mode), mode:
         yield
 
 
 @contextmanager
-def _patched(mode: Following) -> Iterator[None]:
+def _patched(mode: TracingMode) -> Iterator[None]:
     called = torch.nn.Module.__call__
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def _patched(mode: Following) -> Iterator[None]:
         yield
 
 
-def _scripted(mode: Following) -> Callable[..., Any]:
+def _scripted(mode: TracingMode) -> Callable[..., Any]:
     """Return a call of the function that torch.jit.script kept (torch/jit/_script.py), by rules."""
 
     def call(script: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,14 +98,16 @@ def _scripted(mode: Following) -> Callable[..., Any]:
     return call
 
 
-def _applied(mode: Following) -> Callable[..., Any]:
+def _applied(mode: TracingMode) -> Callable[..., Any]:
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         return apply_function(mode, function, args, kwargs)
 
     return apply
 
 
-def _frame(mode: Following, function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[None]:
+def _frame(
+    mode: TracingMode, function: Callable[..., Any], args: Any, kwargs: Any
+) -> Iterator[None]:
     """Count a checkpoint without re-entry: what it saves waits, and backward runs it again."""
     regions.adopt()
     if not context.grad_enabled:

@@ -150,8 +150,8 @@ class FusedHead(Module):
             del grad
             return _head_gradients(shapes, dtypes, needs)
 
-        followed = [x for x in (outputs[0], entropy) if x is not None]
-        record_many("head", followed, inputs=(hidden, weight), saved=kept, backward=backward)
+        results = [x for x in (outputs[0], entropy) if x is not None]
+        record_many("head", results, inputs=(hidden, weight), saved=kept, backward=backward)
         return outputs
 
     def _folded(

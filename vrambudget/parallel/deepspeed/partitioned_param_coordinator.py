@@ -72,7 +72,7 @@ class Coordinator:
 
     def fetch_sub_module(self, module: Module, *, forward: bool) -> None:
         """Gather a module's parameters, and wait for them; begin with those that come next."""
-        self._follow(module)
+        self._record_module(module)
         if not forward:
             self._in_backward[id(module)] = module
         own = self.parameters_of(module)
@@ -85,7 +85,7 @@ class Coordinator:
             self._prefetch(own)
         self._step_id += 1
 
-    def _follow(self, module: Module) -> None:
+    def _record_module(self, module: Module) -> None:
         """Record a module, or hold it against the record (trace_prologue, record_module).
 
         A pass that goes another way makes the record invalid: of the one after next is the next.

@@ -32,11 +32,11 @@ from typing import Any
 from .counting import Iterations
 from .cudnn import Cudnn
 from .endings import Stopped, watch_clock, watch_endings
-from .following import Tracer
 from .frames import addresses, history, own_frames, parameters, place
 from .modules import Modules
 from .ranks import pretend
 from .reads import Reads
+from .value_tracer import ValueTracer
 from .versions import architectures, check_backend, versions
 
 _NAME = type.__dict__["__name__"].__get__  # a class's, whatever its metaclass says
@@ -107,13 +107,13 @@ class Recorder:
         assert self.runtime is not None  # noqa: S101 - loaded in the line above
         return self.runtime
 
-    def _trace_values(self) -> Tracer | None:
+    def _trace_values(self) -> ValueTracer | None:
         """Let what the host wrote be read back; without it, reads are zeros and are reported."""
         answer = self._native().virtual_gpu_answer
         answer.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong)
         try:
             numbers, routing = self.plan["values"], self.plan["routing"]
-            tracer = Tracer(self.torch, answer, numbers=tuple(numbers), routing=routing)
+            tracer = ValueTracer(self.torch, answer, numbers=tuple(numbers), routing=routing)
             tracer.start()
         except Exception as error:  # noqa: BLE001 - another version of PyTorch: it is said
             self.unfollowed = f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""Follow integers and booleans through a program: each operation once more, on the CPU.
+"""Trace integers and booleans through a program: each operation once more, on the CPU.
 
-Which operations come here is decided by two dispatch keys that nothing else uses. `_FOLLOWED` is
+Which operations come here is decided by two dispatch keys that nothing else uses. `_TRACED` is
 set in tensors whose values are known (values.py); views inherit it, as they do every key, and an
 operation without such a tensor costs nothing. `_BRINGS` is included in each thread, and has kernels
 for the few operations by which values come from the host: moves, fills and ranges.
@@ -49,7 +49,7 @@ _BRINGS = "TESTING_ONLY_GenericMode"
 _COPIES = "TESTING_ONLY_GenericWrapper"
 
 
-class Tracer:
+class ValueTracer:
     """Runs what has known values on the CPU too.
 
     `answer(on, reported, number)` sets what the stub's next small reads give in this

@@ -27,7 +27,7 @@ def eval_step(module):
 
 def peak_of(module, *shape, dtype=torch.float16, gpu="a100-80gb"):
     x = torch.empty(shape, dtype=dtype)
-    budget = vrambudget.follow(eval_step(module.to(dtype)), x, gpu=gpu, torch="2.11", steps=1)
+    budget = vrambudget.trace(eval_step(module.to(dtype)), x, gpu=gpu, torch="2.11", steps=1)
     return budget.peak.requested_bytes
 
 
@@ -78,5 +78,5 @@ def test_a_schedulers_table_on_the_host_is_read_at_a_time_that_lies_on_the_card(
         with torch.no_grad():
             return norm(x)
 
-    vrambudget.follow(step, torch.empty(2, 64, 8, 8), gpu="a100-80gb", steps=1)
+    vrambudget.trace(step, torch.empty(2, 64, 8, 8), gpu="a100-80gb", steps=1)
     assert read == [1.0]

@@ -1,4 +1,4 @@
-"""`vrambudget.follow(step)`: a step's own code, held against its rehearsal."""
+"""`vrambudget.trace(step)`: a step's own code, held against its rehearsal."""
 
 import contextlib
 import math
@@ -37,27 +37,27 @@ OFF_ON_THE_H200 = {
 }
 
 
-def followed(name, cases="step_cases", gpu="a100-80gb", **options):
+def traced(name, cases="step_cases", gpu="a100-80gb", **options):
     step, given = sys.modules[cases].CASES[name](None)
-    return vrambudget.follow(step, *given, gpu=gpu, torch="2.11", **options)
+    return vrambudget.trace(step, *given, gpu=gpu, torch="2.11", **options)
 
 
 @each(RECORDS)
 def test_a_followed_step_equals_its_rehearsal(record):
-    assert_equal(followed(record["id"]).check().peak, record)
+    assert_equal(traced(record["id"]).check().peak, record)
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 @each(EAGER)
 def test_a_step_that_leans_on_autograd_equals_its_rehearsal(record):
-    assert_equal(followed(record["id"], "eager_cases").peak, record)
+    assert_equal(traced(record["id"], "eager_cases").peak, record)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 @each(REAL)
 def test_a_step_takes_on_a_real_h200_what_is_traced(record):
-    found = followed(record["id"], record["cases"], "h200").peak
+    found = traced(record["id"], record["cases"], "h200").peak
     equal = [getattr(found, f"{k}_bytes") == record["measured"][f"peak_{k}"] for k in PEAKS]
     assert all(equal) != (record["id"] in OFF_ON_THE_H200)
 
@@ -67,7 +67,7 @@ def test_a_step_takes_on_a_real_h200_what_is_traced(record):
 def test_a_step_on_pictures_among_words_equals_its_rehearsal(record):
     if record["id"] in vision_cases.ASK_CUDNN:
         pytest.importorskip("nvidia.cudnn")
-    assert_equal(followed(record["id"], "vision_cases").check().peak, record)
+    assert_equal(traced(record["id"], "vision_cases").check().peak, record)
 
 
 @each_on_the_virtual_gpu(VISION)
@@ -108,7 +108,7 @@ def test_numbers_of_the_host_stay_known_where_a_step_moves_them(move):
         layer(torch.zeros(1, 2).cuda())
         read.append(move(numbers).tolist())
 
-    vrambudget.follow(step, gpu="a100-80gb", steps=1)
+    vrambudget.trace(step, gpu="a100-80gb", steps=1)
     assert read[-1] == [3, 4]
 
 
@@ -121,7 +121,7 @@ def test_the_grid_of_one_picture_is_as_known_as_that_of_two(rows):
         grid = batch["grid"]
         counts.append(len(torch.repeat_interleave(grid[:, 1] * 2, grid[:, 0])))
 
-    vrambudget.follow(step, {"grid": grids}, gpu="a100-80gb", steps=1)
+    vrambudget.trace(step, {"grid": grids}, gpu="a100-80gb", steps=1)
     assert counts[-1] == 3 * rows
 
 
@@ -138,7 +138,7 @@ def test_what_a_step_changes_is_put_back():
         model.eval()
         model.kept = x
 
-    vrambudget.follow(step, torch.ones(2, 8))
+    vrambudget.trace(step, torch.ones(2, 8))
     assert not optimizer.state
     assert schedule.last_epoch == 0
     assert optimizer.param_groups[0]["lr"] == 1e-3
@@ -150,7 +150,7 @@ def test_what_a_step_changes_is_put_back():
 
 
 def test_a_report_says_what_was_followed():
-    budget = followed("checkpoints", steps=2)
+    budget = traced("checkpoints", steps=2)
     text = " ".join(str(budget).split())
     assert "2 steps of its own code, bf16, AdamW, torch 2.11" in text
     assert "the step's own code was traced" in text
@@ -170,7 +170,7 @@ def test_a_report_of_a_step_says_what_is_not_known_of_its_convolutions(dtype):
 
     images = torch.randn(7, 3, 20, 20, dtype=getattr(torch, dtype))
     layer.to(images.dtype)
-    told = " ".join(vrambudget.follow(step, images, gpu="a100-80gb").warnings)
+    told = " ".join(vrambudget.trace(step, images, gpu="a100-80gb").warnings)
     assert "cuDNN" in told
 
 
@@ -182,7 +182,7 @@ def test_a_process_that_trained_before_has_workspaces_before_the_step():
 
     x = torch.randn(8, 64)
     fresh, warm = (
-        vrambudget.follow(step, x, gpu="t4", torch="2.11", warm_process=warm).breakdown
+        vrambudget.trace(step, x, gpu="t4", torch="2.11", warm_process=warm).breakdown
         for warm in (False, True)
     )
     assert warm["workspaces"] >= fresh["workspaces"] >= 8_519_680
@@ -195,8 +195,8 @@ def test_an_operation_that_cannot_be_followed_is_named_with_its_line_and_the_way
         return torch.unique(model(x)).sum()
 
     with pytest.raises(NotModelledError, match="depends on values") as caught:
-        vrambudget.follow(step, torch.zeros(2, 4), gpu="12GB")
-    assert "test_follow_step.py, line" in caught.value.where
+        vrambudget.trace(step, torch.zeros(2, 4), gpu="12GB")
+    assert "test_trace_step.py, line" in caught.value.where
     assert "vrambudget rehearse --gpu 12GB" in caught.value.hint
 
 
@@ -215,8 +215,8 @@ def test_what_a_step_may_not_do_is_an_error_that_names_it(does, words):
         does(model(x).mean())
 
     with pytest.raises(NotModelledError, match=words) as caught:
-        vrambudget.follow(step, torch.zeros(2, 4))
-    assert "test_follow_step.py, line" in caught.value.where
+        vrambudget.trace(step, torch.zeros(2, 4))
+    assert "test_trace_step.py, line" in caught.value.where
 
 
 def test_numbers_that_nobody_knows_are_printed_as_such_and_added_up():
@@ -228,7 +228,7 @@ def test_numbers_that_nobody_knows_are_printed_as_such_and_added_up():
             total += model(x).mean().item()
         told.append(f"{total / 2:.3f}")
 
-    vrambudget.follow(step, torch.zeros(2, 4), steps=1)
+    vrambudget.trace(step, torch.zeros(2, 4), steps=1)
     assert told == ["unknown"]
 
 
@@ -260,8 +260,8 @@ def test_a_branch_on_a_number_that_nobody_knows_takes_the_ordinary_way_and_is_na
         loss.backward(retain_graph=True)
         return [f"{loss:.3f}", (loss > 3).tolist(), loss.item()]
 
-    notes = " ".join(vrambudget.follow(step, torch.zeros(2, 4), steps=1).warnings)
-    assert ("test_follow_step.py, line" in notes) == (leaves is not LEAVES_THE_WAY["math.isnan"])
+    notes = " ".join(vrambudget.trace(step, torch.zeros(2, 4), steps=1).warnings)
+    assert ("test_trace_step.py, line" in notes) == (leaves is not LEAVES_THE_WAY["math.isnan"])
 
 
 def test_tensors_of_the_host_that_meet_the_cards_are_there_too():
@@ -271,26 +271,26 @@ def test_tensors_of_the_host_that_meet_the_cards_are_there_too():
         model(data[:32]).sum().backward()
         model.zero_grad()
 
-    budget = vrambudget.follow(step)
+    budget = vrambudget.trace(step)
     assert budget.peak.allocated_bytes >= 32 * 4 * 4
 
 
 def test_a_step_without_a_module_is_told_to_bring_one():
     with pytest.raises(NotModelledError, match="uses no module") as caught:
-        vrambudget.follow(lambda: None)
-    assert "vrambudget.follow(step, model, optimizer, batch)" in caught.value.hint
+        vrambudget.trace(lambda: None)
+    assert "vrambudget.trace(step, model, optimizer, batch)" in caught.value.hint
 
 
 @pytest.mark.parametrize("step", [None, "train", 3])
 def test_a_step_that_is_no_function_is_named(step):
     with pytest.raises(VramBudgetError, match="it should be a function"):
-        vrambudget.follow(step)
+        vrambudget.trace(step)
 
 
 @pytest.mark.parametrize("steps", [0, 101, 2.0, "3"])
 def test_a_number_of_steps_that_is_none_is_named(steps):
     with pytest.raises(VramBudgetError, match="steps is"):
-        vrambudget.follow(lambda: None, steps=steps)
+        vrambudget.trace(lambda: None, steps=steps)
 
 
 @pytest.mark.skipif(torch is not None and torch.cuda.is_available(), reason="a GPU is here")
@@ -303,13 +303,14 @@ def test_autocast_that_torch_switched_off_for_want_of_a_gpu_is_on():
         with region:
             model(x).sum().backward()
 
-    assert vrambudget.follow(step, torch.zeros(2, 4)).job["precision"] == "amp-bf16"
+    assert vrambudget.trace(step, torch.zeros(2, 4)).job["precision"] == "amp-bf16"
     assert not region._enabled  # noqa: SLF001 - as it was
 
 
 def test_the_module_is_a_function_of_the_package():
-    assert "follow" in dir(vrambudget)
-    assert callable(sys.modules["vrambudget"].follow)
+    assert "trace" in dir(vrambudget)
+    assert callable(sys.modules["vrambudget"].trace)
+    assert vrambudget.follow is vrambudget.trace  # its name until 0.3
 
 
 def test_a_parameter_of_no_module_is_on_the_card_too():
@@ -320,7 +321,7 @@ def test_a_parameter_of_no_module_is_on_the_card_too():
         (layer(x) * temperature.exp()).sum().backward()
         optimizer.step()
 
-    budget = vrambudget.follow(step, torch.ones(2, 8), gpu="a100-80gb", torch="2.11")
+    budget = vrambudget.trace(step, torch.ones(2, 8), gpu="a100-80gb", torch="2.11")
     assert budget.breakdown["gradients"] == 4 * (8 * 8 + 8 + 1)
 
 
@@ -330,7 +331,7 @@ def test_a_view_of_what_a_step_reaches_is_on_the_gpu_once():
     def step(x=images):
         model(x.reshape(-1, 64)).sum().backward()
 
-    reached, given = (vrambudget.follow(step, *given).peak for given in ((), (images,)))
+    reached, given = (vrambudget.trace(step, *given).peak for given in ((), (images,)))
     assert reached.requested_bytes == given.requested_bytes
 
 
@@ -338,4 +339,4 @@ def test_a_view_of_what_a_step_reaches_is_on_the_gpu_once():
 def test_a_scripted_module_is_refused_by_name():
     model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()))
     with pytest.raises(NotModelledError, match="TorchScript"):
-        vrambudget.follow(lambda x: model(x).sum().backward(), torch.ones(2, 8))
+        vrambudget.trace(lambda x: model(x).sum().backward(), torch.ones(2, 8))

@@ -45,7 +45,7 @@ TWINS = [
 ]
 
 
-def followed():
+def traced():
     pytest.importorskip("torch")
     pytest.importorskip("transformers", minversion="5.17")
     from vrambudget.traced.config import traced_config  # noqa: PLC0415
@@ -61,7 +61,7 @@ def peaks(config, scenario):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "task", "job"), TWINS)
 def test_a_family_equals_its_followed_twin(name, task, job):
-    config_of = followed()
+    config_of = traced()
     values = {"model_type": name, **TINY[name], "pad_token_id": 0}
     fields = {"torch": "2.11", "transformers": "5.17", **JOBS[job]}
     scenario = resolve(values, task=task, gpu="a100-80gb", batch=2, block=24, **fields)
@@ -73,7 +73,7 @@ def test_a_family_equals_its_followed_twin(name, task, job):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "flex_olmo"])
 @pytest.mark.filterwarnings("ignore")  # PEFT's own
 def test_a_family_with_lora_equals_its_twin_in_pefts_own_wrapper(name):
-    config_of = followed()
+    config_of = traced()
     pytest.importorskip("peft")
     values = {"model_type": name, **TINY[name], "pad_token_id": 0}
     fields = {"torch": "2.11", "transformers": "5.17", "lora_rank": 4, "precision": "bf16"}
@@ -86,7 +86,7 @@ def test_a_family_with_lora_equals_its_twin_in_pefts_own_wrapper(name):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_family_in_trainer_equals_its_twin_there(name):
     """Both are given the number of labels, and all logits are gathered."""
-    config_of = followed()
+    config_of = traced()
     values = {"model_type": name, **TINY[name], "pad_token_id": 0}
     fields = {"torch": "2.11", "transformers": "5.17", "loop": "trainer", "eval_gather": True}
     fields |= {"eval_batches": 2, "eval_batch": 3, "grad_accum": 2, "batch": 2, "block": 24}
@@ -97,7 +97,7 @@ def test_a_family_in_trainer_equals_its_twin_there(name):
 
 
 def test_a_model_type_without_rules_is_followed_and_the_report_says_so():
-    followed()
+    traced()
     budget = estimate(GPT_NEO, batch=2, block=32, precision="bf16", torch="2.11")
 
     layer = 64 * (192 + 64 + 256 + 256) + 64 + 256 + 64 + 4 * 64  # three biases, two norms
@@ -107,7 +107,7 @@ def test_a_model_type_without_rules_is_followed_and_the_report_says_so():
 
 
 def test_a_model_that_reads_images_too_is_trained_on_text():
-    followed()
+    traced()
     inner = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48}
     inner |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 48}
     vision = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24}
@@ -122,7 +122,7 @@ def test_a_model_that_reads_images_too_is_trained_on_text():
 
 @pytest.mark.parametrize(("name", "order"), [("linalg_vector_norm", [2]), ("sum", [])])
 def test_a_norm_is_split_over_the_dimensions_that_it_reduces(name, order, monkeypatch):
-    followed()
+    traced()
     from vrambudget.ops import temporaries  # noqa: PLC0415 - patched where it is looked up
     from vrambudget.traced import kernels  # noqa: PLC0415 - it imports torch
 
@@ -138,7 +138,7 @@ def test_a_norm_is_split_over_the_dimensions_that_it_reduces(name, order, monkey
 
 
 def test_layers_that_are_skipped_at_random_are_counted_as_never_skipped():
-    followed()
+    traced()
     sizes = {"d_model": 32, "vocab_size": 100, "encoder_layers": 2, "decoder_layers": 2}
     sizes |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
     sizes |= {f"{side}_ffn_dim": 64 for side in ("encoder", "decoder")}
@@ -158,7 +158,7 @@ def test_layers_that_are_skipped_at_random_are_counted_as_never_skipped():
 
 
 def test_a_model_type_that_nobody_knows_is_refused():
-    followed()
+    traced()
     with pytest.raises(NotModelledError, match="'lama' is not modelled"):
         estimate({"model_type": "lama"}, batch=1, block=8)
 
@@ -206,10 +206,10 @@ def test_a_tip_never_points_to_another_model_of_a_series(asked, near):
 
 
 def test_an_operation_without_a_rule_is_named_with_the_line_that_called_it():
-    followed()
+    traced()
     values = {"model_type": "mixtral", **TINY["mixtral"]}
     scenario = resolve(values, batch=1, block=8, precision="bf16", experts="eager")
-    twin = followed()(find_model(values), NotModelledError("")).for_job(scenario.job)
+    twin = traced()(find_model(values), NotModelledError("")).for_job(scenario.job)
     with pytest.raises(NotModelledError, match="nonzero has no rule") as caught:
         peaks(twin, scenario)
 
@@ -297,14 +297,14 @@ WRITES = {
 
 @pytest.mark.parametrize("writes", WRITES.values(), ids=WRITES)
 def test_values_written_in_place_are_read_back_as_written(writes):
-    followed()
+    traced()
     ids = torch.ones(2, 4, dtype=torch.long)
     fields = {"inputs": [ids], "loss": lambda y, _: y.sum()}
     assert estimate(Shifts(writes), **fields).peak.allocated_bytes
 
 
 def test_a_view_that_unknown_values_are_written_into_makes_its_base_unknown():
-    followed()
+    traced()
     ids = torch.ones(2, 4, dtype=torch.long)
     fields = {"inputs": [ids], "loss": lambda y, _: y.sum()}
     unknown = Shifts(lambda x, weight: x.view(-1).copy_(weight.argmax(0)))
@@ -314,7 +314,7 @@ def test_a_view_that_unknown_values_are_written_into_makes_its_base_unknown():
 
 def test_states_are_taken_to_be_finite_and_memory_that_was_never_written_is_not_read():
     """BART's encoder asks in float16; the values of weights are nobody's."""
-    followed()
+    traced()
 
     class Looks(torch.nn.Linear):
         def forward(self, x):
@@ -343,7 +343,7 @@ def test_inputs_that_are_no_tensors_are_named():
 
 
 def test_a_sweep_by_requested_bytes_is_refused_in_words():
-    followed()
+    traced()
     pytest.importorskip("numpy")
     with pytest.raises(NotModelledError, match="one size at a time"):
         sweep(GPT_NEO, batch=[1, 2], block=8, by="requested")
