@@ -12,7 +12,7 @@ import pytest
 
 import vrambudget
 from vrambudget.cli import main
-from vrambudget.config.layout import parse_layout
+from vrambudget.config.device_mesh import parse_mesh
 from vrambudget.errors import VramBudgetError
 
 FITS, NOT = "FITS: ", "DOES NOT FIT: "
@@ -139,12 +139,12 @@ def test_a_tip_is_in_the_traceback_too():
 )
 def test_a_tip_of_a_layout_leads_to_no_refusal(layout, ranks):
     with pytest.raises(VramBudgetError) as caught:
-        parse_layout(layout, ranks)
+        parse_mesh(layout, ranks)
     tip = caught.value.hint
     words = re.findall(r"(?:fsdp2\+)?[tpce]p=\d", tip)
     assert words
     for word in words:
-        assert parse_layout(word, ranks).ranks == ranks
+        assert parse_mesh(word, ranks).ranks == ranks
 
 
 def test_several_gpus_lead_to_a_launcher_of_ranks(capsys):

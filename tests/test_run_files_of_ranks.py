@@ -155,7 +155,7 @@ def test_torchtitans_ranks_of_one_sequence_share_parameters(job):
     told = 'context_parallel_degree = 2\ncontext_parallel_rotate_method = "alltoall"'
     fields = job(TITAN.replace("tensor_parallel_degree = 2", told), model=None).job
     assert (fields.parallel, fields.rotate_method) == ("fsdp2+cp=2", "alltoall")
-    assert fields.layout.shards == fields.ranks
+    assert fields.mesh.shards == fields.ranks
 
 
 def test_torchtitans_op_saves_the_outputs_of_some_operations(job):

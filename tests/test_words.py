@@ -80,7 +80,7 @@ def test_code_has_no_retired_word_in_names_comments_and_docstrings():
     names |= {"is_on_card", "full_card", "card_now", "visible_cards", "CARD"}
     names |= {"ours", "theirs", "course", "around", "several", "counted", "_taken", "TAKEN"}
     names |= {"room", "rooms", "drawn", "alike"}
-    names |= {"Following", "followed", "follows", "settled"}
+    names |= {"Following", "followed", "follows", "settled", "Layout", "parse_layout"}
     remark = re.compile(r"\b(walked|told|laid down|births|unasked|ways out|at first sight)\b")
     for file in sorted((pages.ROOT / "vrambudget").rglob("*.py")):
         words, remarks = names_and_remarks(file.read_text(encoding="utf-8"))

@@ -32,7 +32,7 @@ def build(config: ModelConfig, job: Job) -> Module:
         )
 
         build = partial(config.build, job.task)
-        if job.layout.data in {"fsdp1", "fsdp2"}:
+        if job.mesh.data in {"fsdp1", "fsdp2"}:
             return build_in_main_memory(build, job.quant, double=job.double_quant)
         prepared = job.mode == "train" and job.loop not in TRL_LOOPS
         return build_quantised(build, job, config.model_type, prepared=prepared)

@@ -67,7 +67,7 @@ def trace_job(scenario: Scenario, *, settles: bool = True) -> Traced:
     Near the GPU's limit steps go on until memory `settles`; without, the first ones answer sooner.
     """
     distributed, available_bytes = None, scenario.gpu.available_bytes if scenario.gpu else None
-    if scenario.job.layout.ranks > 1:
+    if scenario.job.mesh.ranks > 1:
         from vrambudget.per_rank import fullest  # noqa: PLC0415 - most jobs have one GPU
 
         most = fullest(scenario.config, scenario.job, scenario.platform)

@@ -73,8 +73,8 @@ def unlike(kinds: Mapping[int, Hashable]) -> list[int]:
 
 def nccl(job: Job) -> tuple[int, tuple[int, int]]:
     """Return how many groups of ranks there are, and NCCL's buffers at their least and largest."""
-    layout = job.layout
-    sizes = (layout.shards, layout.tp, layout.pp, layout.ep, layout.cp)
+    mesh = job.mesh
+    sizes = (mesh.shards, mesh.tp, mesh.pp, mesh.ep, mesh.cp)
     groups = sum(size > 1 for size in sizes)
     groups += job.replicate > 1
     low, high = (
@@ -85,11 +85,11 @@ def nccl(job: Job) -> tuple[int, tuple[int, int]]:
 
 
 def _distributed(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Distributed:
-    layout = job.layout
+    mesh = job.mesh
     groups, nccl_bytes = nccl(job)
     return Distributed(
-        ranks=layout.ranks,
-        parallel=str(layout),
+        ranks=mesh.ranks,
+        parallel=str(mesh),
         peaks=tuple(peaks),
         host_bytes=recording.host_bytes,
         nccl_groups=groups,

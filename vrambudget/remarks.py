@@ -160,7 +160,7 @@ def remarks_on_choice(gpu: Gpu | None) -> Iterator[str]:
 
 def _of_experts(scenario: Scenario, replayed: Replay) -> str:
     """Say how tokens are assumed to spread over experts, and what other spreads take."""
-    if scenario.job.layout.ep > 1:
+    if scenario.job.mesh.ep > 1:
         return (
             "each rank runs its own experts on all rows, with those of other ranks masked: evenly"
             " spread or all on one rank's experts, tokens take the same"

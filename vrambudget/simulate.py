@@ -164,7 +164,7 @@ def _record(
         held = _run(model, config, job, settings, distributed, in_full=in_full)
         tape.close()  # what the loop's variables hold outlives the job
         host_bytes = distributed.host_bytes() if distributed else 0
-        kinds = _kinds(distributed, job.layout.ranks) if distributed else {}
+        kinds = _kinds(distributed, job.mesh.ranks) if distributed else {}
         unknown = max(context.unknown_workspaces, default=0)
         del model, held, distributed, barrier
     return Recording(tape, total, trainable, paged, host_bytes, kinds, unknown)
@@ -184,7 +184,7 @@ def _barrier(job: Job) -> Tensor | None:
     Source: accelerate/state.py (main_process_first); torch/csrc/distributed/c10d/ProcessGroup.hpp
     (barrier, whose tensor is static). ZeRO 3 collects garbage, this byte too (defragment).
     """
-    if job.loop not in TRL_LOOPS or job.layout.data in {None, "deepspeed3"}:
+    if job.loop not in TRL_LOOPS or job.mesh.data in {None, "deepspeed3"}:
         return None
     barrier = made("barrier", (1,), dtypes.uint8)
     barrier = made("barrier", (1,), dtypes.uint8)
@@ -207,7 +207,7 @@ def _paged_bytes(job: Job, trained: list[Parameter]) -> int:
 
 def _distributed(job: Job) -> "Distributed | None":
     """Return one rank of several; imported here, for most jobs have one GPU."""
-    if job.layout.ranks == 1:
+    if job.mesh.ranks == 1:
         return None
     from vrambudget.parallel.distributed import distributed  # noqa: PLC0415
 

@@ -222,8 +222,8 @@ def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
         method = "LoRA"
     if job.checkpointing == "full":
         method += ", checkpointing"
-    if job.layout.ranks > 1:
-        method = str(job.layout).partition("=")[0]
+    if job.mesh.ranks > 1:
+        method = str(job.mesh).partition("=")[0]
     return {
         "family": scenario.config.model_type,
         "method": method,

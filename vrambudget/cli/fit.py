@@ -105,7 +105,7 @@ def _next(found: Fit, what: What, scenario: Scenario) -> Iterator[str]:
     job, limit = scenario.job, scenario.gpu.available_bytes if scenario.gpu else 0
     if any(point.fits and point.peak_reserved_bytes > limit for point in found.curve):
         yield f"reserved: {RETURNED}"
-    if getattr(found, what) or job.mode != "train" or job.layout.ranks > 1 or job.compile:
+    if getattr(found, what) or job.mode != "train" or job.mesh.ranks > 1 or job.compile:
         return
     words = [model_word(scenario), "--gpu", gpu_word(scenario), "--block", str(found.block)]
     yield f"next: `vrambudget plan {shlex.join(words)}` looks for what fits"
@@ -182,7 +182,7 @@ def _server_options(args: argparse.Namespace) -> dict[str, Any]:
 def _verdict(found: Fit, what: What, scenario: Scenario, margin: int) -> str:
     assert scenario.gpu is not None  # noqa: S101 - the option is required
     size, job, gpu = getattr(found, what), scenario.job, scenario.gpu.name
-    each = f"each of {job.layout.ranks} " if job.layout.ranks > 1 else ""
+    each = f"each of {job.mesh.ranks} " if job.mesh.ranks > 1 else ""
     where = f"on {each}{gpu}" + (f" with {format_bytes(margin)} left free" if margin else "")
     if not size:
         return f"not even {what} 1 fits {where}"

@@ -13,6 +13,7 @@ Not modelled: data loaders that prefetch onto the GPU.
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol, Self
 
+from vrambudget.config.device_mesh import DEEPSPEED
 from vrambudget.config.fields.adapters import Adapters
 from vrambudget.config.fields.batches import OF_PIXELS, Batches, Task, lengths_of
 from vrambudget.config.fields.evaluation import Evaluation
@@ -23,7 +24,6 @@ from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
 from vrambudget.config.fields.training import Training, WeightsDtype
 from vrambudget.config.fields.trl import Trl
-from vrambudget.config.layout import DEEPSPEED
 from vrambudget.config.loops import TRL_LOOPS, TRL_MAX_LENGTH, loop_defaults, problems_of_loop
 from vrambudget.config.old_torch import problems_of_old_torch
 from vrambudget.config.settings import LARGEST, Settings, canonical
@@ -254,7 +254,7 @@ class Job(
             )
         attends = {"attention": self.attention if self.attention in ways else ways[0]}
         given = {"task": task, **lengths, **masks, **evaluated, **attends, **self._auto(config)}
-        if self.layout.data in DEEPSPEED and self.loop != "plain":  # bf16=True is DeepSpeed's
+        if self.mesh.data in DEEPSPEED and self.loop != "plain":  # bf16=True is DeepSpeed's
             given["precision"] = self.precision.removeprefix("amp-")
         return self.model_copy(update=given)
 

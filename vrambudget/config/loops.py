@@ -205,13 +205,13 @@ def remarks_on_loop(job: "Job") -> Iterator[str]:
             "all tokens but the first count as completions: say how long they are with"
             " --completion-len"
         )
-    if job.quant is not None and job.layout.data in {"fsdp1", "fsdp2"}:
+    if job.quant is not None and job.mesh.data in {"fsdp1", "fsdp2"}:
         yield (
             "4-bit weights are assumed to be loaded in main memory (device_map={'': 'cpu'}), with"
             " bnb_4bit_quant_storage of the model's own type, and not prepared for k-bit training;"
             " transformers 5 without a device map first loads them whole on every GPU"
         )
-    if job.layout.records_streams:
+    if job.mesh.records_streams:
         yield (
             "blocks that other streams use (record_stream) come back when their work is over, here"
             " at once: on a real GPU reserved may be more"

@@ -16,7 +16,7 @@ from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_free
 from vrambudget.config.job import Job
 from vrambudget.config.loops import TRAINERS, loop_defaults
 from vrambudget.config.record_inference import KEYS, fields_of, is_inference
-from vrambudget.config.record_ranks import READ_AS_ZERO, check_words, fields_of_layout
+from vrambudget.config.record_ranks import READ_AS_ZERO, check_words, fields_of_mesh
 from vrambudget.config.settings import object_of, show
 from vrambudget.declared import RefusedError, coerced
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
@@ -54,19 +54,19 @@ def check_keys(record: Mapping[str, Any]) -> None:
 def job_of_record(record: Mapping[str, Any]) -> Job:
     """Return the job of a measured record; gaps are as the measuring loop has them."""
     given = {k: record[k] for k in record if k in Job.model_fields}
-    layout = given.get("parallel")
-    if isinstance(layout, Mapping):
-        check_words(layout)
-        given = _of_method(layout.get("method"), given)
+    mesh = given.get("parallel")
+    if isinstance(mesh, Mapping):
+        check_words(mesh)
+        given = _of_method(mesh.get("method"), given)
     gaps = {"precision": "fp32", "task": "causal-lm", "steps": 3}
     gaps |= {"draw": 0} if "shortest" in given else {}
     values = {**gaps, **_of_loop(given), "eval_first": False, **_of_cudnn(record), **given}
     if is_inference(record):
         values |= fields_of(record)
-    if isinstance(layout, Mapping):
+    if isinstance(mesh, Mapping):
         # A callback that notes a Trainer's weights, where a record has them, empties the cache.
         begins = values.get("loop") in TRAINERS and "weights" in object_of(record, "measured")
-        values = {**READ_AS_ZERO, **values, **fields_of_layout(layout), "empty_cache": begins}
+        values = {**READ_AS_ZERO, **values, **fields_of_mesh(mesh), "empty_cache": begins}
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
     if values.get("keep_outputs") is False and "forward_returns" not in values:
         values["forward_returns"] = "loss"  # of older records: out of hand before backward

@@ -37,21 +37,21 @@ _RENAMED = {
 _WRAPS = {"titan": "torchtitan", "titan2024": "torchtitan-2024"}
 
 
-def check_words(layout: Mapping[str, Any]) -> None:
+def check_words(mesh: Mapping[str, Any]) -> None:
     """Raise VramBudgetError where what a layout calls itself is no word."""
     for key in ("method", "wrap"):
-        if not isinstance(word := layout.get(key), str | None):
+        if not isinstance(word := mesh.get(key), str | None):
             raise VramBudgetError(f"parallel.{key} is {show(word)}; it should be a word")
 
 
-def fields_of_layout(layout: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of_mesh(mesh: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's fields for a record's `parallel`. Raises VramBudgetError."""
-    values = dict(layout)
+    values = dict(mesh)
     method, world = values.pop("method", None), values.get("world")
     if not isinstance(world, int) or isinstance(world, bool):
         raise VramBudgetError(f"parallel.world is {world!r}; it should be a number of ranks")
     tp, cp = values.pop("tp", None), values.pop("cp", None)
-    fields: dict[str, Any] = {"rank": 0, "parallel": _layout(method, world, tp, cp)}
+    fields: dict[str, Any] = {"rank": 0, "parallel": _mesh(method, world, tp, cp)}
     if method == "fsdp2":
         fields |= _of_fsdp2(values)
     if method in _PREPARED:
@@ -82,7 +82,7 @@ def _of_zero(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if name != "allgather_bucket_size"}
 
 
-def _layout(method: str | None, world: int, tp: int | None, cp: int | None) -> str:
+def _mesh(method: str | None, world: int, tp: int | None, cp: int | None) -> str:
     if cp is not None:
         return f"cp={cp}" if method == "none" else f"{method}+cp={cp}"
     if method in _PREPARED:

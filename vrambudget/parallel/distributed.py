@@ -16,8 +16,8 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+from vrambudget.config.device_mesh import DEEPSPEED, REHEARSE, DeviceMesh
 from vrambudget.config.job import Job
-from vrambudget.config.layout import DEEPSPEED, REHEARSE, Layout
 from vrambudget.config.loops import TRAINERS
 from vrambudget.dtypes import named
 from vrambudget.engine.context import on_meta
@@ -55,46 +55,46 @@ def distributed(job: Job) -> Distributed | None:
 
     Raises NotModelledError for combinations without rules.
     """
-    layout = job.layout
-    refuse(job, layout)
-    inner = _by_data(job, layout)
-    return inner if inner is None or layout.cp == 1 else ContextParallel(inner, job, layout)
+    mesh = job.mesh
+    refuse(job, mesh)
+    inner = _by_data(job, mesh)
+    return inner if inner is None or mesh.cp == 1 else ContextParallel(inner, job, mesh)
 
 
-def _by_data(job: Job, layout: Layout) -> Distributed | None:
-    if layout.data == "fsdp2":
-        return _FSDP2(job, layout)
-    if layout.data == "fsdp1":
-        return FSDP1(job, layout)
-    if layout.data in DEEPSPEED:
+def _by_data(job: Job, mesh: DeviceMesh) -> Distributed | None:
+    if mesh.data == "fsdp2":
+        return _FSDP2(job, mesh)
+    if mesh.data == "fsdp1":
+        return FSDP1(job, mesh)
+    if mesh.data in DEEPSPEED:
         return DeepSpeed(job)
-    if layout.data in {"ddp", "zero1"}:
-        return _DDP(job, layout)
-    return _cut_model(job, layout)
+    if mesh.data in {"ddp", "zero1"}:
+        return _DDP(job, mesh)
+    return _cut_model(job, mesh)
 
 
-def _cut_model(job: Job, layout: Layout) -> Distributed | None:
-    if layout.pp > 1:
-        return Pipeline(job, layout)
-    if layout.ep > 1:
-        return ExpertParallel(job, layout)
-    if layout.cp > 1:
+def _cut_model(job: Job, mesh: DeviceMesh) -> Distributed | None:
+    if mesh.pp > 1:
+        return Pipeline(job, mesh)
+    if mesh.ep > 1:
+        return ExpertParallel(job, mesh)
+    if mesh.cp > 1:
         return Replicated()
-    return _TensorParallel(job, layout) if layout.tp > 1 else None
+    return _TensorParallel(job, mesh) if mesh.tp > 1 else None
 
 
-def refuse(job: Job, layout: Layout) -> None:
+def refuse(job: Job, mesh: DeviceMesh) -> None:
     """Raise NotModelledError for what this layout is not modelled with."""
-    cut = layout.cuts > 1
-    shards = layout.data not in {None, "ddp"} or cut
-    zero = layout.data in DEEPSPEED
-    mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
+    cut = mesh.cuts > 1
+    shards = mesh.data not in {None, "ddp"} or cut
+    zero = mesh.data in DEEPSPEED
+    mixed = mesh.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
-        f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
-        and (job.mode != "train" or job.loop not in _LIBRARIES or layout.data not in _PREPARED),
+        f"the loop of {job.loop} with {mesh} on several ranks": job.loop != "plain"
+        and (job.mode != "train" or job.loop not in _LIBRARIES or mesh.data not in _PREPARED),
         f"optimizer {job.optimizer} of sharded parameters": shards and job.optimizer not in STATES,
-        f"a gradient scaler (amp-fp16) with {layout}": job.precision == "amp-fp16" and cut,
-        "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
+        f"a gradient scaler (amp-fp16) with {mesh}": job.precision == "amp-fp16" and cut,
+        "fused SGD of sharded parameters, which PyTorch refuses,": mesh.data == "fsdp2"
         and job.optimizer in {"sgd", "sgd-momentum"}
         and job.optimizer_impl == "fused",
         "quantised weights in shards": job.quant is not None
@@ -104,30 +104,30 @@ def refuse(job: Job, layout: Layout) -> None:
         "evaluation with DeepSpeed": zero and job.mode != "train",
         "float32 adapters, as PEFT makes them, in 16-bit weights that ZeRO 3 cuts": job.loop
         in {"trainer", "accelerate"}
-        and layout.data == DEEPSPEED[-1]
+        and mesh.data == DEEPSPEED[-1]
         and job.lora_rank is not None
         and job.weight_dtype != "fp32",
-        "checkpoints of adapters under ZeRO 3, which TRL makes reentrant,": layout.data
+        "checkpoints of adapters under ZeRO 3, which TRL makes reentrant,": mesh.data
         == DEEPSPEED[-1]
         and job.lora_rank is not None
         and job.checkpointing != "none",
         "DeepSpeed without an optimizer": zero and job.optimizer == "none",
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
-        f"generation with {layout}": job.mode == "generate" and layout.ep == 1,
-        f"a forward pass with {layout}": job.mode == "forward"
-        and (layout.data is not None or layout.pp > 1 or layout.cp > 1),
+        f"generation with {mesh}": job.mode == "generate" and mesh.ep == 1,
+        f"a forward pass with {mesh}": job.mode == "forward"
+        and (mesh.data is not None or mesh.pp > 1 or mesh.cp > 1),
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
-        "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
-        "context parallelism's evaluation": layout.cp > 1 and (job.mode == "eval" or job.evaluates),
-        "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
-        "checkpointing by operation with context parallelism": layout.cp > 1
+        "LoRA with tensor parallelism": mesh.tp > 1 and job.lora_rank is not None,
+        "context parallelism's evaluation": mesh.cp > 1 and (job.mode == "eval" or job.evaluates),
+        "a pipeline's evaluation": mesh.pp > 1 and job.mode == "eval",
+        "checkpointing by operation with context parallelism": mesh.cp > 1
         and job.checkpointing == "selective-op",
-        "LoRA in a pipeline": layout.pp > 1 and job.lora_rank is not None,
+        "LoRA in a pipeline": mesh.pp > 1 and job.lora_rank is not None,
     }
     for what, is_asked in problems.items():
         if is_asked:
             raise NotModelledError(f"{what} is not modelled", hint=REHEARSE)
-    if _scales_in_shards(job, layout) and job.optimizer_impl == "fused":
+    if _scales_in_shards(job, mesh) and job.optimizer_impl == "fused":
         raise NotModelledError(
             "FSDP 1's gradient scaler with a fused optimizer ends in PyTorch's RuntimeError: its"
             " found_inf has the shape [1], which no step of the shape [] takes"
@@ -136,7 +136,7 @@ def refuse(job: Job, layout: Layout) -> None:
         )
     if mixed and job.clip is not None:
         raise _mixed("clipping by a norm", "leave --clip out")
-    if layout.ep > 1 and job.experts == "eager":
+    if mesh.ep > 1 and job.experts == "eager":
         raise NotModelledError(
             "experts one by one (eager) with expert parallelism is not modelled: what is routed to"
             " other ranks has an index past the rank's own experts, which one_hot of its indices"
@@ -144,13 +144,13 @@ def refuse(job: Job, layout: Layout) -> None:
             hint="leave --experts out: grouped_mm, transformers' default, has rules",
         )
     stepped_together = job.optimizer != "none" and job.optimizer_impl != "for-loop"
-    if mixed and layout.data is None and stepped_together and job.mode == "train":
+    if mixed and mesh.data is None and stepped_together and job.mode == "train":
         raise _mixed(f"{job.optimizer_impl or 'foreach'} {job.optimizer}", "use for-loop")
 
 
-def _scales_in_shards(job: Job, layout: Layout) -> bool:
+def _scales_in_shards(job: Job, mesh: DeviceMesh) -> bool:
     """Return whether accelerate makes a ShardedGradScaler (get_grad_scaler, 1.15)."""
-    return layout.data == "fsdp1" and job.loop != "plain" and job.precision == "amp-fp16"
+    return mesh.data == "fsdp1" and job.loop != "plain" and job.precision == "amp-fp16"
 
 
 def _mixed(what: str, alternative: str) -> NotModelledError:
@@ -162,19 +162,19 @@ def _mixed(what: str, alternative: str) -> NotModelledError:
 
 
 class _TensorParallel(Materialised):
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: Job, mesh: DeviceMesh) -> None:
         self.job = job
-        self.group = Group(layout.tp, (job.rank or 0) % layout.tp)
+        self.group = Group(mesh.tp, (job.rank or 0) % mesh.tp)
 
     def cut(self, model: Module) -> None:
         _cut(model, self.job, self.group)
 
 
 class _DDP(Distributed):
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: Job, mesh: DeviceMesh) -> None:
         self.job = job
-        self.group = Group(layout.ranks, job.rank or 0)
-        self.shares_states = layout.data == "zero1"
+        self.group = Group(mesh.ranks, job.rank or 0)
+        self.shares_states = mesh.data == "zero1"
         self.in_full = job.gradient_as_bucket_view
         self.lays_layers = not (self.in_full and job.no_sync)  # own gradients would enter buckets
         self.wrapped: DistributedDataParallel | None = None
@@ -219,10 +219,10 @@ class _DDP(Distributed):
 class _FSDP2(Distributed):
     in_full, lays_layers = True, True
 
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: Job, mesh: DeviceMesh) -> None:
         self.job = job
-        shard = layout.shards // job.replicate
-        rank = (job.rank or 0) // (layout.tp * layout.pp)
+        shard = mesh.shards // job.replicate
+        rank = (job.rank or 0) // (mesh.tp * mesh.pp)
         self.has_region = job.loop == "plain"
         self.keeps_cache = job.quant is not None
         self.sharding = Sharding(
@@ -233,7 +233,7 @@ class _FSDP2(Distributed):
             wrap=job.fsdp_wrap if self.has_region else "accelerate",
         )
         self.wrapped: FullyShard | None = None
-        self.cuts = Group(layout.tp, (job.rank or 0) % layout.tp)
+        self.cuts = Group(mesh.tp, (job.rank or 0) % mesh.tp)
 
     def building(self) -> AbstractContextManager[None]:
         return on_meta()
@@ -292,8 +292,8 @@ class _FSDP2(Distributed):
     def kind(self, rank: int) -> Hashable:
         """Return the lengths that it has of each that is cut."""
         assert self.wrapped is not None  # noqa: S101 - it was
-        layout, shard = self.job.layout, self.sharding.shard.size
-        own = Group(shard, rank // (layout.tp * layout.pp) % shard)
+        mesh, shard = self.job.mesh, self.sharding.shard.size
+        own = Group(shard, rank // (mesh.tp * mesh.pp) % shard)
         return tuple(own.local(n) for n in sorted({p.shape[0] for p in self.wrapped.parameters}))
 
 

@@ -183,7 +183,7 @@ class _Trial:
     def recipes(self) -> list[Option]:
         """Return the ways to make the same step that fit, what gives up least first."""
         scenario, job = self.scenario, self.scenario.job
-        if job.mode != "train" or job.layout.ranks > 1:
+        if job.mode != "train" or job.mesh.ranks > 1:
             return []
         from vrambudget.planning.recipes import recipes  # noqa: PLC0415 - needed last
 
@@ -198,7 +198,7 @@ class _Trial:
     def with_less(self) -> list[Option]:
         """Return what a plan finds on this GPU besides: another loop, shorter sequences."""
         scenario, job = self.scenario, self.scenario.job
-        if job.mode != "train" or job.layout.ranks > 1 or job.compile:
+        if job.mode != "train" or job.mesh.ranks > 1 or job.compile:
             return []
         from vrambudget.planning import alternatives  # noqa: PLC0415 - needed last
         from vrambudget.planning.plan import Wish  # noqa: PLC0415

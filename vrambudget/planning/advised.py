@@ -59,7 +59,7 @@ class Advice:
 def plan_of(scenario: Scenario) -> str | None:
     """Return the command that finds how many GPUs a job takes, None where no plan is for it."""
     job = scenario.job
-    if scenario.gpu is None or job.mode != "train" or job.layout.ranks > 1:
+    if scenario.gpu is None or job.mode != "train" or job.mesh.ranks > 1:
         return None
     words = [model_word(scenario), "--gpu", gpu_word(scenario), "--block", str(job.block)]
     return f"vrambudget plan {shlex.join(words)}"

@@ -57,11 +57,11 @@ class FewLayers:
 
     def least_bytes(self, job: Job, *, pays: bool = False) -> int:
         """Return the least of a job's rank; 0: not known, or (unless it `pays`) no sooner."""
-        layout, stages = job.layout, job.layout.pp * job.stages_per_rank
-        if not self.identical or layout.data not in _BOUNDED or self.layers % stages:
+        mesh, stages = job.mesh, job.mesh.pp * job.stages_per_rank
+        if not self.identical or mesh.data not in _BOUNDED or self.layers % stages:
             return 0
         few = _FEW * stages
-        layers = _EACH_TRACED if pays or layout.data == "deepspeed3" else _COPIED
+        layers = _EACH_TRACED if pays or mesh.data == "deepspeed3" else _COPIED
         if self.layers < stages * layers:
             return 0
         phases = zip(self._peaks(job, few), self._peaks(job, few + stages), strict=True)
@@ -80,7 +80,7 @@ class FewLayers:
 
 def _limited_bytes(job: Job) -> int:
     """Return what of a job's bytes may stop growing with its layers."""
-    if job.layout.data != "deepspeed3":
+    if job.mesh.data != "deepspeed3":
         return 0
     gathered = ITEM_BYTES[job.weight_dtype] * job.max_live_parameters
     return gathered + ITEM_BYTES["fp32"] * job.sub_group_size

@@ -28,8 +28,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from vrambudget.config.device_mesh import DEEPSPEED
 from vrambudget.config.job import Job
-from vrambudget.config.layout import DEEPSPEED
 from vrambudget.planning.lower_bound import ITEM_BYTES
 from vrambudget.planning.recipes import LORA_RANK, SCALED_LORA, Trained, scaled_4_bit
 
@@ -113,8 +113,8 @@ def seconds_per_sequence(gpu: str, moved: Traffic, again_flops: float) -> float:
 
 def global_batch(job: Job) -> int:
     """Return the sequences of one optimizer step of all ranks; cuts of a sequence share them."""
-    layout = job.layout
-    return job.batch * job.grad_accum * (layout.ranks // (layout.tp * layout.pp * layout.cp))
+    mesh = job.mesh
+    return job.batch * job.grad_accum * (mesh.ranks // (mesh.tp * mesh.pp * mesh.cp))
 
 
 def layouts(
@@ -225,23 +225,23 @@ class Sizes:
 
 def traffic(job: Job, sizes: Sizes) -> Traffic:
     """Return what one rank sends in a step of `job`, of a model of such sizes."""
-    layout, parameters, trainable = job.layout, sizes.parameters, sizes.trainable
-    if layout.ranks == 1:
+    mesh, parameters, trainable = job.mesh, sizes.parameters, sizes.trainable
+    if mesh.ranks == 1:
         return Traffic(0)
     stored = ITEM_BYTES[job.weight_dtype]
-    if layout.tp > 1:
-        parameters, trainable = parameters // layout.tp, trainable // layout.tp
+    if mesh.tp > 1:
+        parameters, trainable = parameters // mesh.tp, trainable // mesh.tp
     cut = _of_hidden_states(job, sizes) + _between_stages(job, sizes)
-    if layout.data is None:
+    if mesh.data is None:
         return Traffic(cut)
-    if layout.data in DEEPSPEED:
+    if mesh.data in DEEPSPEED:
         return Traffic(_of_zero(job, parameters * stored, trainable * stored))
     passes = 1 if job.no_sync else job.grad_accum
-    if layout.data in {"ddp", "zero1"}:
-        sent = 2 * _ring(trainable * stored, layout.ranks) * passes
-        states = _ring(trainable * stored, layout.ranks) if layout.data == "zero1" else 0
+    if mesh.data in {"ddp", "zero1"}:
+        sent = 2 * _ring(trainable * stored, mesh.ranks) * passes
+        states = _ring(trainable * stored, mesh.ranks) if mesh.data == "zero1" else 0
         return Traffic(sent + states)
-    shard = layout.shards // job.replicate
+    shard = mesh.shards // job.replicate
     gathered = ITEM_BYTES[job.param_dtype or job.weight_dtype]
     reduced = ITEM_BYTES[job.reduce_dtype or job.param_dtype or job.weight_dtype]
     gathers = job.grad_accum * (1 if job.reshard_after_forward is False else 2)
@@ -256,17 +256,17 @@ def traffic(job: Job, sizes: Sizes) -> Traffic:
 
 
 def _of_zero(job: Job, parameters_bytes: int, gradients_bytes: int) -> int:
-    ranks = job.layout.ranks
+    ranks = job.mesh.ranks
     gathered, reduced = _ring(parameters_bytes, ranks), _ring(gradients_bytes, ranks)
-    if job.layout.data == DEEPSPEED[-1]:
+    if job.mesh.data == DEEPSPEED[-1]:
         return job.grad_accum * (2 * gathered + reduced)
-    times = job.grad_accum if job.layout.data == DEEPSPEED[1] else 1
+    times = job.grad_accum if job.mesh.data == DEEPSPEED[1] else 1
     return 2 * times * reduced + gathered
 
 
 def _of_hidden_states(job: Job, sizes: Sizes) -> int:
     """Return what tensor parallelism sends in a step."""
-    tp = job.layout.tp
+    tp = job.mesh.tp
     if tp == 1:
         return 0
     item = ITEM_BYTES[job.param_dtype or job.autocast_dtype or job.weight_dtype]
@@ -278,7 +278,7 @@ def _of_hidden_states(job: Job, sizes: Sizes) -> int:
 
 def _between_stages(job: Job, sizes: Sizes) -> int:
     """Return what a stage of a pipeline sends in a step; under autocast residuals are float32."""
-    if job.layout.pp == 1:
+    if job.mesh.pp == 1:
         return 0
     tokens = job.batch * (job.block or 1)
     return 2 * job.stages_per_rank * tokens * sizes.hidden_size * ITEM_BYTES[job.weight_dtype]

@@ -8,8 +8,8 @@ the weights' type is narrower, all of it shrinks by the ratio at most.
 Not modelled: a change of the attention implementation, which may add and drop buffers.
 """
 
+from vrambudget.config.device_mesh import DEEPSPEED
 from vrambudget.config.job import Job
-from vrambudget.config.layout import DEEPSPEED
 from vrambudget.engine.context import ModelOptions, on_meta, recording
 from vrambudget.estimator import Traced
 from vrambudget.scenario import Scenario
@@ -53,18 +53,18 @@ def least_bytes(job: Job, parameters: int, trainable: int) -> int:
 
     A bound from below, to leave out what cannot fit without following it.
     """
-    layout, stored = job.layout, ITEM_BYTES[job.weight_dtype]
+    mesh, stored = job.mesh, ITEM_BYTES[job.weight_dtype]
     if job.quant is not None or job.cpu_offload:
         least = parameters if job.quant == "int8" else parameters // 2
         if job.quant is None or job.cpu_offload:
             return 0
-        return least // layout.shards if layout.data in {"fsdp1", "fsdp2"} else least
-    if layout.data in DEEPSPEED:
+        return least // mesh.shards if mesh.data in {"fsdp1", "fsdp2"} else least
+    if mesh.data in DEEPSPEED:
         return _least_of_zero(job, parameters, trainable)
     # Of ranks that differ the fullest has no less than its share; those of experts have more.
-    shards = layout.cuts * (layout.shards // job.replicate if layout.data == "fsdp2" else 1)
+    shards = mesh.cuts * (mesh.shards // job.replicate if mesh.data == "fsdp2" else 1)
     states = {"adamw": 2, "adam": 2, "sgd-momentum": 1}.get(job.optimizer, 0)
-    owners = layout.ranks if layout.data == "zero1" else shards
+    owners = mesh.ranks if mesh.data == "zero1" else shards
     return (
         parameters * stored // shards
         + trainable * stored // shards
@@ -74,10 +74,10 @@ def least_bytes(job: Job, parameters: int, trainable: int) -> int:
 
 def _least_of_zero(job: Job, parameters: int, trainable: int) -> int:
     """Return what a rank of DeepSpeed's ZeRO holds: float32 copies and AdamW's states, too."""
-    stored, ranks = ITEM_BYTES[job.weight_dtype], job.layout.ranks
+    stored, ranks = ITEM_BYTES[job.weight_dtype], job.mesh.ranks
     copies = ITEM_BYTES["fp32"] * (3 if job.optimizer in {"adamw", "adam"} else 1)
     weights = parameters * stored
-    if job.layout.data == DEEPSPEED[-1]:
+    if job.mesh.data == DEEPSPEED[-1]:
         return (weights + trainable * (stored + copies)) // ranks
     return weights + trainable * copies // ranks
 

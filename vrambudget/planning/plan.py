@@ -301,7 +301,7 @@ def _check(scenario: Scenario, wish: Wish) -> None:
             )
     if scenario.gpu is None:
         raise VramBudgetError("no GPU was named", hint="add --gpu, for example --gpu h100")
-    if scenario.job.layout.ranks > 1:
+    if scenario.job.mesh.ranks > 1:
         raise VramBudgetError(
             "a plan looks for the layout; ranks and parallel were given",
             hint="leave them out, and count the GPUs: --gpu 4xh100",

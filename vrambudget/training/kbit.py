@@ -162,7 +162,7 @@ def build_quantised(
     for parent, name, child in [*_linear_layers(model)]:
         setattr(parent, name, _LAYERS[quant](child))
     with made_for(Purpose.WEIGHTS):
-        _load(model, job.layout.ranks, model_type, double=job.double_quant)
+        _load(model, job.mesh.ranks, model_type, double=job.double_quant)
         if prepared:
             _prepare(model)
     return model

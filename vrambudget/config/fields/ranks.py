@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
-from vrambudget.config.layout import DEEPSPEED, Layout, parse_layout
+from vrambudget.config.device_mesh import DEEPSPEED, DeviceMesh, parse_mesh
 from vrambudget.config.settings import Field, Settings, Size
 from vrambudget.config.versions import plain_version
 from vrambudget.declared import Before
@@ -197,34 +197,34 @@ class Ranks(Settings, heading="several GPUs"):
     stages_per_rank: Size = Field(1, description="pipeline: stages of each rank, if interleaved")
 
     @property
-    def layout(self) -> Layout:
+    def mesh(self) -> DeviceMesh:
         """How the ranks share the work. Raises VramBudgetError."""
-        return parse_layout(self.parallel, self.ranks)
+        return parse_mesh(self.parallel, self.ranks)
 
     def problems(self) -> Iterable[str]:
         """Yield layouts and settings that do not go together."""
         try:
-            layout = self.layout
+            mesh = self.mesh
         except VramBudgetError as error:
             yield f"{error.message}{f' ({error.hint})' if error.hint else ''}"
             return
-        if self.rank is not None and self.rank >= layout.ranks:
-            yield f"rank is {self.rank}; ranks are numbered from 0 to {layout.ranks - 1}"
-        if layout.data == "fsdp2" and layout.shards % self.replicate:
-            yield f"replicate is {self.replicate}, which does not divide {layout.shards} ranks"
-        yield from self._misplaced(_OF_DDP, "DDP", belongs=layout.data in {"ddp", "zero1"})
-        yield from self._misplaced(_OF_FSDP2, "FSDP2", belongs=layout.data == "fsdp2")
-        dropped = _LEFT_OUT if layout.data == "fsdp2" and self._has_library() else ()
+        if self.rank is not None and self.rank >= mesh.ranks:
+            yield f"rank is {self.rank}; ranks are numbered from 0 to {mesh.ranks - 1}"
+        if mesh.data == "fsdp2" and mesh.shards % self.replicate:
+            yield f"replicate is {self.replicate}, which does not divide {mesh.shards} ranks"
+        yield from self._misplaced(_OF_DDP, "DDP", belongs=mesh.data in {"ddp", "zero1"})
+        yield from self._misplaced(_OF_FSDP2, "FSDP2", belongs=mesh.data == "fsdp2")
+        dropped = _LEFT_OUT if mesh.data == "fsdp2" and self._has_library() else ()
         names = [name for name in _OF_FSDP1 if name not in dropped]
-        yield from self._misplaced(names, "FSDP 1", belongs=layout.data == "fsdp1")
-        shards = layout.data in {"fsdp1", "fsdp2"}
-        zero = layout.data in DEEPSPEED
+        yield from self._misplaced(names, "FSDP 1", belongs=mesh.data == "fsdp1")
+        shards = mesh.data in {"fsdp1", "fsdp2"}
+        zero = mesh.data in DEEPSPEED
         yield from self._misplaced(_OF_ZERO, "DeepSpeed", belongs=zero)
-        yield from self._misplaced(_OF_ZERO3, "ZeRO 3", belongs=layout.data == DEEPSPEED[-1])
+        yield from self._misplaced(_OF_ZERO3, "ZeRO 3", belongs=mesh.data == DEEPSPEED[-1])
         yield from self._misplaced(_OF_MIXED, "FSDP", belongs=shards)
-        yield from self._misplaced(_OF_PIPELINES, "pipelines", belongs=layout.pp > 1)
-        yield from self._misplaced(_OF_CP, "context parallelism", belongs=layout.cp > 1)
-        yield from self._misplaced(_OF_TP, "tensor parallelism", belongs=layout.tp > 1)
+        yield from self._misplaced(_OF_PIPELINES, "pipelines", belongs=mesh.pp > 1)
+        yield from self._misplaced(_OF_CP, "context parallelism", belongs=mesh.cp > 1)
+        yield from self._misplaced(_OF_TP, "tensor parallelism", belongs=mesh.tp > 1)
 
     def _has_library(self) -> bool:
         """Whether a library's loop calls FSDP."""

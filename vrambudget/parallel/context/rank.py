@@ -14,8 +14,8 @@ Source: torchtitan/train.py (forward_backward_step), distributed/utils.py
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from vrambudget.config.device_mesh import REHEARSE, DeviceMesh
 from vrambudget.config.job import Job
-from vrambudget.config.layout import REHEARSE, Layout
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
@@ -40,9 +40,9 @@ class ContextParallel(Distributed):
 
     in_full = True
 
-    def __init__(self, inner: Distributed, job: Job, layout: Layout) -> None:
+    def __init__(self, inner: Distributed, job: Job, mesh: DeviceMesh) -> None:
         self.inner = inner
-        self.ring = Ring(Group(layout.cp, (job.rank or 0) % layout.cp), job.rotate_method)
+        self.ring = Ring(Group(mesh.cp, (job.rank or 0) % mesh.cp), job.rotate_method)
         self._tables: list[Buffer] = []
 
     def building(self) -> AbstractContextManager[None]:

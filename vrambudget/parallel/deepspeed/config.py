@@ -58,12 +58,12 @@ class ZeroConfig:
 
 def zero_config(job: Job) -> ZeroConfig:
     """Return the settings of a job's rank; `Job.resolve` has put numbers for "auto"."""
-    stage = STAGES[job.layout.data or ""]
+    stage = STAGES[job.mesh.data or ""]
     return ZeroConfig(
         **job.values_of(ZeroConfig)
         | {
             "stage": stage,
-            "group": Group(job.layout.ranks, job.rank or 0),
+            "group": Group(job.mesh.ranks, job.rank or 0),
             "dtype": BY_NAME[job.precision],
             "overlap_comm": stage == _WEIGHTS if job.overlap_comm is None else job.overlap_comm,
             "clips": job.clip is not None or as_numbers(job.deepspeed) >= _0_19,  # 1.0 since

@@ -6,8 +6,8 @@ memory is theirs: reserved bytes after it may differ from the estimate.
 
 from collections.abc import Sequence
 
+from vrambudget.config.device_mesh import DeviceMesh
 from vrambudget.config.job import Job
-from vrambudget.config.layout import Layout
 from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
@@ -21,9 +21,9 @@ from vrambudget.parallel.rank import Materialised
 class ExpertParallel(Materialised):
     """One of `layout.ep` ranks."""
 
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: Job, mesh: DeviceMesh) -> None:
         self.job = job
-        self.group = Group(layout.ep, job.rank or 0)
+        self.group = Group(mesh.ep, job.rank or 0)
 
     def cut(self, model: Module) -> None:
         """Leave each layer the rank's experts."""

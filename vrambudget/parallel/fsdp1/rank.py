@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from vrambudget.config.device_mesh import REHEARSE, DeviceMesh
 from vrambudget.config.job import Job
-from vrambudget.config.layout import REHEARSE, Layout
 from vrambudget.dtypes import named
 from vrambudget.engine.context import context, on_meta
 from vrambudget.engine.module import Module
@@ -28,7 +28,7 @@ class FSDP1(Distributed):
 
     in_full = True
 
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: Job, mesh: DeviceMesh) -> None:
         self.is_library = job.loop != "plain"
         if job.no_sync or (self.is_library and job.grad_accum > 1):
             raise NotModelledError(
@@ -39,7 +39,7 @@ class FSDP1(Distributed):
         mixed = (quantised or job.autocast_dtype) if self.is_library else None
         self.upcasts = self.is_library and job.autocast_dtype is not None
         self.settings = FlatSettings(
-            Group(layout.ranks, job.rank or 0),
+            Group(mesh.ranks, job.rank or 0),
             param_dtype=named(mixed or job.param_dtype),
             reduce_dtype=named(mixed or job.reduce_dtype),
             buffer_dtype=named(mixed),

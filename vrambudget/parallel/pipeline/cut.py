@@ -6,7 +6,7 @@ apart (interleaved).
 Source: torchtitan/models/llama3/model/model.py (Transformer.forward reads what a stage has).
 """
 
-from vrambudget.config.layout import REHEARSE
+from vrambudget.config.device_mesh import REHEARSE
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor

@@ -3,8 +3,8 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+from vrambudget.config.device_mesh import DeviceMesh
 from vrambudget.config.job import Job
-from vrambudget.config.layout import Layout
 from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.versions import torch_since
@@ -23,9 +23,9 @@ class Pipeline(Distributed):
 
     in_full = True
 
-    def __init__(self, job: Job, layout: Layout) -> None:
-        self.job, self.ranks, self.rank = job, layout.pp, job.rank or 0
-        self.stages = layout.pp * job.stages_per_rank
+    def __init__(self, job: Job, mesh: DeviceMesh) -> None:
+        self.job, self.ranks, self.rank = job, mesh.pp, job.rank or 0
+        self.stages = mesh.pp * job.stages_per_rank
         self.microbatches = job.microbatches or job.batch
         _check(job, self.ranks, self.microbatches)
         self.loop = self

@@ -13,7 +13,7 @@ Not modelled: transformers' own tp_plan="auto"; layers with other projections or
 
 from typing import Any
 
-from vrambudget.config.layout import REHEARSE
+from vrambudget.config.device_mesh import REHEARSE
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError

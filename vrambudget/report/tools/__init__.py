@@ -71,7 +71,7 @@ TOOLS: Mapping[ToolName, Tool] = {
     ),
     "accelerate": Tool(
         files.accelerate,
-        distributed.layout_can_be_said,
+        distributed.mesh_can_be_written,
         "accelerate launch --config_file FILE train.py",
         job={"loop": "accelerate"},
         multi_gpu_job={"loop": "accelerate"},

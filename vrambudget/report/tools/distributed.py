@@ -20,7 +20,7 @@ _LAYOUTS = frozenset((None, "ddp", "fsdp2", "deepspeed2", "deepspeed3"))
 _WRAP = "TRANSFORMER_BASED_WRAP"
 
 
-def layout_can_be_said(job: Job, said: frozenset[str] = _SAID) -> bool:
+def mesh_can_be_written(job: Job, said: frozenset[str] = _SAID) -> bool:
     """Return whether Trainer and accelerate have words for a job's layout."""
     usual = all(
         getattr(job, name) == field.default
@@ -75,7 +75,7 @@ def of_accelerate(job: Job) -> Iterator[tuple[str, Any]]:
     yield "distributed_type", kinds.get(job.parallel, "DEEPSPEED")
     yield "mixed_precision", (job.weight_dtype if has_engine(job) else job.autocast_dtype) or "no"
     yield "num_machines", 1
-    yield "num_processes", job.layout.ranks
+    yield "num_processes", job.mesh.ranks
     if job.parallel == "fsdp2":
         yield (
             "fsdp_config",

@@ -13,7 +13,7 @@ from typing import Any
 from vrambudget.config.foreign.torchtitan import flavor_of
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError
-from vrambudget.report.tools.distributed import layout_can_be_said
+from vrambudget.report.tools.distributed import mesh_can_be_written
 from vrambudget.scenario import Scenario
 
 _SAID = frozenset(
@@ -40,7 +40,7 @@ def suits_torchtitan(job: Job) -> bool:
         and job.fsdp_wrap == "torchtitan"
         and (job.precision, job.param_dtype, job.reduce_dtype) == ("fp32", "bf16", "fp32")
         and reshards in (None, False, True)
-        and layout_can_be_said(as_said, _SAID)
+        and mesh_can_be_written(as_said, _SAID)
         and job.lora_rank is None
         and job.grad_accum == 1
         and job.checkpointing in _CHECKPOINTING
@@ -94,7 +94,7 @@ def _tables(scenario: Scenario, job: Job) -> Iterator[tuple[str, Mapping[str, An
         "parallelism",
         {
             "data_parallel_replicate_degree": job.replicate,
-            "data_parallel_shard_degree": job.layout.ranks // job.replicate,
+            "data_parallel_shard_degree": job.mesh.ranks // job.replicate,
             "fsdp_reshard_after_forward": reshards,
         },
     )

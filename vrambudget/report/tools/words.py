@@ -9,7 +9,7 @@ from typing import Any
 from vrambudget.config.cards import card_name, load_card
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError
-from vrambudget.report.tools.distributed import has_engine, layout_can_be_said
+from vrambudget.report.tools.distributed import has_engine, mesh_can_be_written
 from vrambudget.scenario import Scenario
 
 OPTIMIZERS = {
@@ -62,7 +62,7 @@ def can_be_said(job: Job) -> bool:
         and job.checkpointing in {"none", "full"}
         and not (job.freeze or job.use_cache or job.label_smoothing or job.eval_batches)
         and job.rows == "full"
-        and layout_can_be_said(job)
+        and mesh_can_be_written(job)
     )
 
 

@@ -275,7 +275,7 @@ def settles_by_itself(job: Job) -> bool:
         "steps" not in job.model_fields_set
         and job.keep_losses == "none"
         and not job.compile
-        and job.layout.ranks == 1
+        and job.mesh.ranks == 1
     )
 
 

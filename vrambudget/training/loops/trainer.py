@@ -133,7 +133,7 @@ def _get_num_items_in_batch(run: Run, batch_samples: list[Batch]) -> Tensor:
 def over_ranks(run: Run, count: Tensor) -> Tensor:
     """Return the sum of all ranks' counts (average_tokens_across_devices): gathered, then added."""
     own = made("clone", count.shape, count.dtype)
-    counts = made("gather", (run.settings.layout.ranks,), count.dtype)
+    counts = made("gather", (run.settings.mesh.ranks,), count.dtype)
     del own, count
     return made("sum", (), counts.dtype)
 

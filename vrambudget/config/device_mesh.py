@@ -40,8 +40,8 @@ REHEARSE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A parsed layout of so many ranks."""
+class DeviceMesh:
+    """How so many ranks share the work: the sizes of the mesh's dimensions."""
 
     ranks: int
     data: str | None  # one of DATA_PARALLEL
@@ -71,7 +71,7 @@ class Layout:
         return "+".join(parts) or "one GPU"
 
 
-def parse_layout(text: str | None, ranks: int | None) -> Layout:
+def parse_mesh(text: str | None, ranks: int | None) -> DeviceMesh:
     """Return the layout of a job's `parallel` and `ranks`.
 
     Raises VramBudgetError for words that are not known or numbers that do not fit, and
@@ -79,7 +79,7 @@ def parse_layout(text: str | None, ranks: int | None) -> Layout:
     """
     if text is None:
         if ranks in {None, 1}:
-            return Layout(1, None)
+            return DeviceMesh(1, None)
         raise VramBudgetError(
             f"ranks is {ranks}, and nothing says how they share the work",
             hint=f"set parallel, for example {', '.join(DATA_PARALLEL)}, tp=2 or fsdp2+tp=2;"
@@ -108,7 +108,7 @@ def _degree(text: str, part: str, number: str) -> int:
     return int(number)
 
 
-def _checked(text: str, ranks: int | None, data: str | None, cuts: Mapping[str, int]) -> Layout:
+def _checked(text: str, ranks: int | None, data: str | None, cuts: Mapping[str, int]) -> DeviceMesh:
     cut = prod(cuts.values())
     ranks = ranks or cut
     if ranks % cut:
@@ -140,7 +140,7 @@ def _checked(text: str, ranks: int | None, data: str | None, cuts: Mapping[str, 
             " modelled",
             hint=f"alone, with ddp and with fsdp2 it is; {REHEARSE}",
         )
-    return Layout(ranks, data, **cuts)
+    return DeviceMesh(ranks, data, **cuts)
 
 
 def _with_others(text: str, ranks: int, cuts: Mapping[str, int]) -> str:

@@ -3,37 +3,37 @@
 import pytest
 
 from vrambudget import estimate
+from vrambudget.config.device_mesh import DeviceMesh, parse_mesh
 from vrambudget.config.gpus import count_of_gpus
 from vrambudget.config.job import Job
-from vrambudget.config.layout import Layout, parse_layout
 from vrambudget.config.record import job_of_record
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.scenario import resolve
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks", "layout"),
+    ("text", "ranks", "mesh"),
     [
-        (None, None, Layout(1, None)),
-        ("ddp", 8, Layout(8, "ddp")),
-        ("FSDP2", 2, Layout(2, "fsdp2")),
-        ("tp=2", None, Layout(2, None, tp=2)),
-        ("tp", 4, Layout(4, None, tp=4)),
-        ("fsdp2 + tp=2", 8, Layout(8, "fsdp2", tp=2)),
-        ("pp=4", None, Layout(4, None, pp=4)),
-        ("ep=4", None, Layout(4, None, ep=4)),
-        ("zero3", 8, Layout(8, "deepspeed3")),
-        ("cp=2", None, Layout(2, None, cp=2)),
-        ("fsdp2+cp=4", 8, Layout(8, "fsdp2", cp=4)),
+        (None, None, DeviceMesh(1, None)),
+        ("ddp", 8, DeviceMesh(8, "ddp")),
+        ("FSDP2", 2, DeviceMesh(2, "fsdp2")),
+        ("tp=2", None, DeviceMesh(2, None, tp=2)),
+        ("tp", 4, DeviceMesh(4, None, tp=4)),
+        ("fsdp2 + tp=2", 8, DeviceMesh(8, "fsdp2", tp=2)),
+        ("pp=4", None, DeviceMesh(4, None, pp=4)),
+        ("ep=4", None, DeviceMesh(4, None, ep=4)),
+        ("zero3", 8, DeviceMesh(8, "deepspeed3")),
+        ("cp=2", None, DeviceMesh(2, None, cp=2)),
+        ("fsdp2+cp=4", 8, DeviceMesh(8, "fsdp2", cp=4)),
     ],
 )
-def test_a_layout_is_read(text, ranks, layout):
-    assert parse_layout(text, ranks) == layout
+def test_a_mesh_is_read(text, ranks, mesh):
+    assert parse_mesh(text, ranks) == mesh
 
 
 def test_the_ranks_that_share_data_are_those_that_no_cut_takes():
-    assert parse_layout("fsdp2+tp=2", 8).shards == 4
-    assert parse_layout("fsdp2+cp=2", 8).shards == 8
+    assert parse_mesh("fsdp2+tp=2", 8).shards == 4
+    assert parse_mesh("fsdp2+cp=2", 8).shards == 8
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_ranks_that_share_data_are_those_that_no_cut_takes():
 )
 def test_a_slip_in_a_layout_is_told(text, ranks, words):
     with pytest.raises(VramBudgetError, match=words):
-        parse_layout(text, ranks)
+        parse_mesh(text, ranks)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_slip_in_a_layout_is_told(text, ranks, words):
 )
 def test_a_known_layout_without_rules_is_refused_with_a_way_out(text):
     with pytest.raises(NotModelledError) as error:
-        parse_layout(text, 8)
+        parse_mesh(text, 8)
     assert "rehearse --gpu GPU --ranks" in str(error.value.hint)
 
 
@@ -120,7 +120,7 @@ def test_a_record_tells_its_layout_in_one_object():
     job = job_of_record(
         {"parallel": {"method": "fsdp2", "world": 8, "param": "bf16", "reshard": 2, "rank": 1}}
     )
-    assert (job.layout, job.param_dtype, job.rank) == (Layout(8, "fsdp2"), "bf16", 1)
+    assert (job.mesh, job.param_dtype, job.rank) == (DeviceMesh(8, "fsdp2"), "bf16", 1)
     assert job.reshard_after_forward == 2
 
 
