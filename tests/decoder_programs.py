@@ -39,7 +39,7 @@ from vrambudget.models.parts.latent import WIDTHS, widths_of
 from vrambudget.program.form import Program
 from vrambudget.program.writing import written
 from vrambudget.recording.keys import OF_FILES, Values
-from vrambudget.recording.programs import Model, Probe, program_of
+from vrambudget.recording.programs import Probe, RecordedModel, program_of
 from vrambudget.recording.rows import changed_operations, inserted, kinds_of
 from vrambudget.recording.runs import RATES, recording
 
@@ -198,7 +198,7 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
     changed = changed_operations(
         probes[0].recording, other.recording, "elementwise.gelu", "elementwise.relu"
     )
-    model = Model(activations=dict.fromkeys(changed, "hidden_act"))
+    model = RecordedModel(activations=dict.fromkeys(changed, "hidden_act"))
     if _JITTER in full:
         without = _probe({**full, _JITTER: 0.0}, _SIZES[0], "bf16", width=width)
         given = inserted(probes[0].recording, without.recording)

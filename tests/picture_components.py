@@ -31,7 +31,7 @@ from vrambudget.program.form import PIECES, TYPES, Program
 from vrambudget.recording.checking import Peaks, UnequalError
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.models import note_model
-from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
+from vrambudget.recording.programs import PRECISIONS, Probe, RecordedModel, program_of
 from vrambudget.recording.tracing import listening
 from vrambudget.scenario import platform_of
 from vrambudget.tape.events import Tape
@@ -128,7 +128,7 @@ class Recorder:
         stacks = probes[0].recording.facts["stacks"]
         keys = {depth: key for key, depth in depths.items()}
         of_stacks = {stack: keys[n] for stack, n in stacks.items() if n in keys}
-        model = Model(source={**source, "inputs": "own"}, depths=of_stacks, is_nested=True)
+        model = RecordedModel(source={**source, "inputs": "own"}, depths=of_stacks, is_nested=True)
         program = program_of(probes, model)
         program.source |= source
         program.source["numbers"] = symbols_by_number(seen, names)

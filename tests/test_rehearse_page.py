@@ -10,7 +10,7 @@ from virtual import PYTHON, VIRTUAL_GPU
 
 from vrambudget.cli import main
 from vrambudget.rehearse.curve import curve_of
-from vrambudget.rehearse.hook.vrambudget_hook.modules import Modules
+from vrambudget.rehearse.hook.vrambudget_hook.modules import ModulePaths
 from vrambudget.rehearse.page import page
 from vrambudget.rehearse.record import GpuPeak, RecordedOutOfMemory
 
@@ -163,7 +163,7 @@ def frames_of(tmp_path):
     linear = torch.nn.modules.linear.__file__
     inside = torch.nn.Linear.forward.__code__.co_firstlineno + 4
     net = scope["Net"]()
-    known = Modules()
+    known = ModulePaths()
     known.look(torch)
 
     def module(*lines, innermost=None):

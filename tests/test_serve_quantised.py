@@ -11,8 +11,8 @@ import pytest
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.serving.linear import Linear
-from vrambudget.serving.quantised import EightBit, IgnoredLayers, PackedWeights
+from vrambudget.serving.linear import ServedLinear
+from vrambudget.serving.quantised import EightBitWeights, IgnoredLayers, PackedWeights
 from vrambudget.serving.quantization_config import USUAL, cache_in_fp8, quantisation_of
 from vrambudget.serving.weights import load_decoder, weight_bytes
 
@@ -20,7 +20,7 @@ H100, A100, L40S = find_gpu("h100"), find_gpu("a100-40gb"), find_gpu("l40s")
 K, QUERIES, SHARED = 4096, 4096, 1024
 N = QUERIES + 2 * SHARED
 NAMES = tuple(f"model.layers.0.self_attn.{part}_proj" for part in "qkv")
-QKV = Linear("model.layers.0.self_attn.qkv_proj", NAMES, K, (QUERIES, SHARED, SHARED), K)
+QKV = ServedLinear("model.layers.0.self_attn.qkv_proj", NAMES, K, (QUERIES, SHARED, SHARED), K)
 GROUPS = K // 128
 FLOAT = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 INPUTS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
@@ -96,23 +96,26 @@ def read(values, asked=None, gpu=H100):
             id="8 bits by AllSpark",
         ),
         pytest.param(
-            EightBit("fp8", "tensor", static=True),
+            EightBitWeights("fp8", "tensor", static=True),
             H100,
             [(K * N, None), (12, 4), (12, 4)],
             id="fp8",
         ),
         pytest.param(
-            EightBit("fp8", "block"), L40S, [(K * N, None), (4 * 48 * 32, None)], id="fp8 blocks"
+            EightBitWeights("fp8", "block"),
+            L40S,
+            [(K * N, None), (4 * 48 * 32, None)],
+            id="fp8 blocks",
         ),
         pytest.param(
-            EightBit("fp8", "channel"),
+            EightBitWeights("fp8", "channel"),
             A100,
             [(K * N, K * N), (0, 4 * 108), (4 * N, 2 * N)],
             id="fp8 by Marlin",
         ),
         pytest.param(USUAL["fp8"], H100, [(2 * K * N, K * N), (0, 4)], id="fp8 as it is loaded"),
         pytest.param(
-            EightBit("int8", "tensor", static=True, asymmetric=True),
+            EightBitWeights("int8", "tensor", static=True, asymmetric=True),
             A100,
             [(K * N, None), (12, 4 * N), (4, 4), (0, 4 * N), (1, 4)],
             id="int8",
@@ -124,7 +127,7 @@ def test_the_tensors_of_a_layer(method, gpu, tensors):
 
 
 def test_scales_are_whole_on_ranks_whose_columns_have_an_order():
-    part = Linear("down_proj", ("down_proj",), K // 2, (K,), K)
+    part = ServedLinear("down_proj", ("down_proj",), K // 2, (K,), K)
     ordered, plain = (
         list(PackedWeights("gptq", 4, 128, zeros=False, ordered=o).parts(part, A100))
         for o in (True, False)
@@ -158,7 +161,9 @@ def test_scales_are_whole_on_ranks_whose_columns_have_an_order():
         (
             {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
             "fp8",
-            EightBit("fp8", "tensor", static=True, ignored=IgnoredLayers(("lm_head",), "equal")),
+            EightBitWeights(
+                "fp8", "tensor", static=True, ignored=IgnoredLayers(("lm_head",), "equal")
+            ),
         ),
         (
             compressed({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}),
@@ -170,12 +175,12 @@ def test_scales_are_whole_on_ranks_whose_columns_have_an_order():
         (
             compressed(FLOAT, INPUTS, ignore=["lm_head"]),
             None,
-            EightBit("fp8", "channel", ignored=IgnoredLayers(("lm_head",), "pattern")),
+            EightBitWeights("fp8", "channel", ignored=IgnoredLayers(("lm_head",), "pattern")),
         ),
         (
             compressed({**FLOAT, "type": "int", "strategy": "tensor"}, {**INPUTS, "type": "int"}),
             None,
-            EightBit("int8", "tensor", ignored=IgnoredLayers((), "pattern")),
+            EightBitWeights("int8", "tensor", ignored=IgnoredLayers((), "pattern")),
         ),
     ],
 )
@@ -226,7 +231,7 @@ def test_a_card_too_old_is_refused():
 
 
 def test_a_shape_without_a_kernel_is_refused():
-    odd = Linear("down_proj", ("down_proj",), 100, (96,), 100)
+    odd = ServedLinear("down_proj", ("down_proj",), 100, (96,), 100)
     with pytest.raises(NotModelledError, match=r"down_proj \[96, 100\]"):
         list(USUAL["gptq_marlin"].parts(odd, A100))
     plain = next(iter(USUAL["awq_marlin"].parts(odd, A100)))

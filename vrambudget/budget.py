@@ -117,7 +117,7 @@ class RankPeak:
 
 
 @dataclass(frozen=True, slots=True)
-class Distributed:
+class MultiGpu:
     """Several GPUs: how their ranks share the work, what those that differ take, what is outside.
 
     `peaks` are those of the ranks that were followed; a single one stands for all. Neither
@@ -147,7 +147,7 @@ class Budget:
     out_of_memory: OutOfMemory | None = None
     not_modelled: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    distributed: Distributed | None = None
+    distributed: MultiGpu | None = None
     full_at: FullAt | None = None  # of a generation whose cache grows
 
     @property

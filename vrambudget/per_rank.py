@@ -12,7 +12,7 @@ One rank of each kind is simulated.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vrambudget.budget import Distributed, RankPeak
+from vrambudget.budget import MultiGpu, RankPeak
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine.context import Platform
@@ -35,7 +35,7 @@ class Fullest:
     job: Job  # with its rank
     recording: Recording
     replayed: Replay
-    distributed: Distributed
+    distributed: MultiGpu
 
 
 def fullest(config: ModelConfig, job: Job, platform: Platform) -> Fullest:
@@ -84,10 +84,10 @@ def nccl(job: Job) -> tuple[int, tuple[int, int]]:
     return groups, (low, high)
 
 
-def _distributed(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Distributed:
+def _distributed(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> MultiGpu:
     mesh = job.mesh
     groups, nccl_bytes = nccl(job)
-    return Distributed(
+    return MultiGpu(
         ranks=mesh.ranks,
         parallel=str(mesh),
         peaks=tuple(peaks),

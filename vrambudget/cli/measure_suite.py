@@ -38,7 +38,7 @@ def run_suite(suite: SuiteName, output: Path | None, minutes: float | None = Non
     machine = look()
     gpu = gpu_of_record(machine)
     file = output or Path(f"measured-{gpu.key or 'gpu'}.jsonl")
-    found = _Found(file, machine)
+    found = _FoundJob(file, machine)
     put(f"{gpu.name}, {format_bytes(gpu.capacity_bytes)}; records go to {file}\n")
     head = ("estimate", "measured", "error")
     put(_LINE.format("allocated, then reserved", *head, *head))
@@ -66,7 +66,7 @@ class _Clock:
         return self.end is not None and now + self.longest > self.end
 
 
-class _Found:
+class _FoundJob:
     """What a suite found so far, in this run and in those before it."""
 
     def __init__(self, file: Path, machine: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from vrambudget.config.fields.adapters import Adapters
 from vrambudget.config.fields.batches import OF_PIXELS, Batches, Task, lengths_of
 from vrambudget.config.fields.evaluation import Evaluation
 from vrambudget.config.fields.generation import USUAL_PROMPT, Generation
-from vrambudget.config.fields.modules import Modules
+from vrambudget.config.fields.modules import ModuleFields
 from vrambudget.config.fields.ranks import AUTO, Ranks
 from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
@@ -36,7 +36,7 @@ GROUPS: tuple[type[Settings], ...] = (
     Script,
     Evaluation,
     Trl,
-    Modules,
+    ModuleFields,
     Adapters,
     Generation,
     Ranks,
@@ -85,7 +85,7 @@ class Job(
     Ranks,
     Generation,
     Adapters,
-    Modules,
+    ModuleFields,
     Trl,
     Evaluation,
     Script,

@@ -3,7 +3,7 @@
 They may be printed, added up and averaged. Where the code branches on one it goes the ordinary way:
 numbers are assumed to be 0.5: finite, the best loss so far, no accuracy and no loss to stop at.
 Integers count as 0, a class that there is. The report names the lines. A size that such a number
-decides is an error: `Unknown` is no integer.
+decides is an error: `UnknownNumber` is no integer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALL_KEPT = "masks that depend on weights or data are assumed to keep all of thei
 SPREAD = "rows are assumed to spread evenly over what they choose (experts)"
 
 
-class Unknown(float):
+class UnknownNumber(float):
     """A number that the host does not know; sums and products with it are not known either."""
 
     def __format__(self, spec: str) -> str:
@@ -53,7 +53,7 @@ def ordinary(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
 
 def listed(shape: tuple[int, ...]) -> Any:
     """Return lists of numbers that nobody knows."""
-    return [listed(shape[1:]) for _ in range(shape[0])] if shape else Unknown(NUMBER)
+    return [listed(shape[1:]) for _ in range(shape[0])] if shape else UnknownNumber(NUMBER)
 
 
 def note(places: Iterable[str | None]) -> None:
@@ -86,14 +86,14 @@ def assume(what: str, line: str | None = None) -> None:
     assumed.setdefault(what, {}).update({line: None} if line else {})
 
 
-def _anew(_x: Unknown, other: Any = None, *_: Any) -> Any:
-    return NotImplemented if isinstance(other, torch.Tensor) else Unknown(NUMBER)
+def _anew(_x: UnknownNumber, other: Any = None, *_: Any) -> Any:
+    return NotImplemented if isinstance(other, torch.Tensor) else UnknownNumber(NUMBER)
 
 
 def _deciding(name: str) -> Callable[..., Any]:
     compare = getattr(float, name)
 
-    def decides(x: Unknown, *others: Any) -> Any:
+    def decides(x: UnknownNumber, *others: Any) -> Any:
         frame = sys._getframe(1)
         if "/torch/" not in frame.f_code.co_filename:  # its optimizers pick numbers by size
             note([f"{frame.f_code.co_filename}, line {frame.f_lineno}"])
@@ -103,8 +103,8 @@ def _deciding(name: str) -> Callable[..., Any]:
 
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow"):
-    setattr(Unknown, f"__{_name}__", _anew)
+    setattr(UnknownNumber, f"__{_name}__", _anew)
 for _name in ("neg", "abs", "pos", "round", "floordiv", "rfloordiv", "mod", "rmod"):
-    setattr(Unknown, f"__{_name}__", _anew)
+    setattr(UnknownNumber, f"__{_name}__", _anew)
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool", "int"):
-    setattr(Unknown, f"__{_name}__", _deciding(f"__{_name}__"))
+    setattr(UnknownNumber, f"__{_name}__", _deciding(f"__{_name}__"))

@@ -21,7 +21,7 @@ from vrambudget.dtypes import bool_
 from vrambudget.eager import numbers
 from vrambudget.eager.mode import EagerMode, is_on_gpu
 from vrambudget.eager.notes import Note, choice, guess, note_of, sign_of
-from vrambudget.eager.numbers import Unknown
+from vrambudget.eager.numbers import UnknownNumber
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import contiguous_strides
@@ -277,7 +277,7 @@ def _numbers(x: Any) -> Any:
 
 
 def _item(_mode: Standing, x: Any) -> Any:
-    return Unknown(numbers.NUMBER) if note_of(x).known is None else _value(x).item()
+    return UnknownNumber(numbers.NUMBER) if note_of(x).known is None else _value(x).item()
 
 
 def _tolist(_mode: Standing, x: Any) -> Any:

@@ -93,11 +93,11 @@ class Node:
         self.adds_on: int | None = None  # a stream: gradients are added there
         self.adds_in_place = True  # unless they are of a subclass
         self.variable: Tensor | None = None  # the leaf of an accumulating node
-        self.part: Part | None = None  # a graph of its own, behind this node
+        self.part: LayerGraph | None = None  # a graph of its own, behind this node
         self.hooks: tuple[Hook, ...] = ()  # called when its gradients have arrived
 
 
-class Part(Protocol):
+class LayerGraph(Protocol):
     """What runs backward in a node's place."""
 
     def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:

@@ -27,7 +27,7 @@ from vrambudget.tape.events import Storage
 from vrambudget.tape.packing import died_in
 
 
-class _UnknownError(Exception):
+class _UnknownStorageError(Exception):
     """A storage that is not known here."""
 
 
@@ -61,11 +61,11 @@ class ForwardPart:
                 return INPUT + call.inputs.index(storage)
             if storage in places:
                 return HELD + places[storage]
-            raise _UnknownError
+            raise _UnknownStorageError
 
         try:
             return cls(call, first, stop, NamedEvents.of(events, first, name))
-        except _UnknownError:
+        except _UnknownStorageError:
             return None
 
     def same_as(self, other: ForwardPart | None) -> bool:

@@ -48,7 +48,7 @@ class _Gradient(NamedTuple):
     storage: int
 
 
-class _Found(NamedTuple):
+class _FoundGraph(NamedTuple):
     """What a backward pass depends on besides the graph."""
 
     nodes: list[str]  # of the loop's own graph
@@ -63,7 +63,7 @@ class _Found(NamedTuple):
         nodes: Collection[Node],
         parameters: Sequence[Parameter],
         dropped: set[int],
-    ) -> _Found:
+    ) -> _FoundGraph:
         """Return what a backward pass finds.
 
         Raises CannotRepeatError where the loop's graph has another part, or parameters of its own:
@@ -180,14 +180,14 @@ class TracedGraph:
     def __init__(self, passes: Passes, edges: Sequence[Edge]) -> None:
         self.passes, self.edges = passes, edges
         self.incoming: list[int] = []
-        self.found: _Found
+        self.found: _FoundGraph
 
     def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:
         """Run backward through the graph; `nodes` are those of the loop's graph."""
         tape, passes = context.tape, self.passes
         begin, first = len(tape.events), len(tape.sizes)
         dropped = passes.died_in(tape.events[passes.end :], 0, passes.inputs)
-        self.found = _Found.before(gradients, nodes, passes.parameters, dropped)
+        self.found = _FoundGraph.before(gradients, nodes, passes.parameters, dropped)
         self.incoming = [x.storage.index for x in gradients if x is not None]
         edges = [e for e, x in zip(self.edges, gradients, strict=True) if x is not None]
         given: list[Tensor | None] = [x for x in gradients if x is not None]
@@ -215,7 +215,7 @@ class ReplayedGraph:
         """Lay the backward pass down again; `nodes` are those of the loop's graph."""
         passes, tape = self.passes, context.tape
         dropped = passes.died_in(self.events[self.position :], self.shift, self.inputs)
-        found = _Found.before(gradients, nodes, passes.parameters, dropped)
+        found = _FoundGraph.before(gradients, nodes, passes.parameters, dropped)
         if found != passes.found or not self.is_whole:
             raise CannotRepeatError
         self.is_whole = False

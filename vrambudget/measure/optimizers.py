@@ -42,11 +42,11 @@ def make_optimizer(job: Mapping[str, Any], model: Any, parameters: list[Any]) ->
     if name == "sgd-momentum":
         options["momentum"] = 0.9
     if name == "muon":
-        return MuonAndAdamW(model, parameters, options)
+        return MuonThenAdamW(model, parameters, options)
     return _TORCH[name](parameters, **options)
 
 
-class MuonAndAdamW:
+class MuonThenAdamW:
     """Two optimizers that step one after the other; only one if the other has no parameters."""
 
     def __init__(self, model: Any, parameters: list[Any], options: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ _HOPPER, _B200, _THOR = 9, 10, 11  # major versions
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class FourBitWeight:
     """A weight [outputs, inputs] on a GPU with so many multiprocessors."""
 
     outputs: int
@@ -61,14 +61,14 @@ def reads_packed(
     """
     if inputs % _BLOCK or rows > _NEVER_ABOVE:
         return False
-    capability, weight = gpu[0], Weight(outputs, inputs, gpu[1])
+    capability, weight = gpu[0], FourBitWeight(outputs, inputs, gpu[1])
     has_half = capability > _T4 or (capability == _T4 and dtype is float16)
     if rows <= (_ALWAYS if has_half and dtype is not float32 else _FEW):
         return True
     return has_half and dtype is not float32 and _is_faster(rows, weight, capability)
 
 
-def _is_faster(rows: int, weight: Weight, capability: tuple[int, int]) -> bool:
+def _is_faster(rows: int, weight: FourBitWeight, capability: tuple[int, int]) -> bool:
     """Whether more than four rows in 16 bit are read packed: tensor cores multiply them."""
     major = capability[0]
     if capability == _ORIN or major == _THOR:
@@ -83,7 +83,7 @@ def _is_faster(rows: int, weight: Weight, capability: tuple[int, int]) -> bool:
     return rows <= _MOST_ROWS.get(generation, _of_others)(weight)
 
 
-def _most(weight: Weight, tiers: tuple[tuple[int, int, int, int], ...]) -> int:
+def _most(weight: FourBitWeight, tiers: tuple[tuple[int, int, int, int], ...]) -> int:
     """Return the most rows by the first tier that it fills.
 
     A tier: waves, parts of one, the most rows of a wide weight, and of another.
@@ -94,7 +94,7 @@ def _most(weight: Weight, tiers: tuple[tuple[int, int, int, int], ...]) -> int:
     return 0
 
 
-def _reads_small(rows: int, weight: Weight, generation: tuple[int, int]) -> bool:
+def _reads_small(rows: int, weight: FourBitWeight, generation: tuple[int, int]) -> bool:
     """Whether a weight of less than 4M elements is read packed."""
     if 2 * weight.inputs < weight.outputs:
         return rows <= _most_of_short(weight, generation)
@@ -108,7 +108,7 @@ def _reads_small(rows: int, weight: Weight, generation: tuple[int, int]) -> bool
     return rows <= (16 if weight.tiles * 2 <= weight.multiprocessors else 0)
 
 
-def _most_of_short(weight: Weight, generation: tuple[int, int]) -> int:
+def _most_of_short(weight: FourBitWeight, generation: tuple[int, int]) -> int:
     """Return the most rows of a small weight with less than half as many inputs as outputs."""
     if generation in {_A100, _H100}:
         is_few = weight.tiles * 3 < weight.multiprocessors
@@ -123,7 +123,7 @@ def _most_of_short(weight: Weight, generation: tuple[int, int]) -> int:
     return 192 if is_busy and not weight.fills(1) else 320
 
 
-def _dequantises_few(weight: Weight, generation: tuple[int, int]) -> bool:
+def _dequantises_few(weight: FourBitWeight, generation: tuple[int, int]) -> bool:
     """Whether 6 or 7 rows are faster with a dequantised weight: some shapes on A100 and H100."""
     least = {_A100: 48, _H100: 36}.get(generation)
     if least is None or weight.tiles < least:
@@ -135,20 +135,20 @@ def _dequantises_few(weight: Weight, generation: tuple[int, int]) -> bool:
     return weight.fills(3, 5) and not weight.fills(3, 4)
 
 
-def _of_t4(weight: Weight) -> int:
+def _of_t4(weight: FourBitWeight) -> int:
     return _most(weight, ((3, 1, 128, 64), (1, 2, 64, 64), (0, 1, 32, 32)))
 
 
-def _of_a10(weight: Weight) -> int:
+def _of_a10(weight: FourBitWeight) -> int:
     return _most(weight, ((1, 1, 128, 128), (1, 2, 64, 64), (0, 1, 16, 16)))
 
 
-def _of_h100(weight: Weight) -> int:
+def _of_h100(weight: FourBitWeight) -> int:
     tiers = ((3, 1, 64, 64), (2, 1, 48, 48), (1, 1, 32, 32), (3, 4, 16, 16), (1, 2, 16, 0))
     return _most(weight, tiers)
 
 
-def _of_a100(weight: Weight) -> int:
+def _of_a100(weight: FourBitWeight) -> int:
     if weight.fills(1):
         return _most(weight, ((3, 1, 128, 128), (1, 1, 64, 32)))
     if weight.inputs >= 3 * weight.outputs and weight.tiles * 4 > weight.multiprocessors:
@@ -163,7 +163,7 @@ def _of_a100(weight: Weight) -> int:
     return 0 if weight.fills(1, 3) else 16
 
 
-def _of_rtx_5090(weight: Weight) -> int:
+def _of_rtx_5090(weight: FourBitWeight) -> int:
     if weight.fills(4, 5):
         return _most(weight, ((3, 1, 256, 256), (2, 1, 128, 128), (0, 1, 64, 96)))
     if weight.fills(1, 2):
@@ -171,11 +171,11 @@ def _of_rtx_5090(weight: Weight) -> int:
     return 16 if weight.is_tall and weight.tiles > 64 else 8
 
 
-def _of_spark(weight: Weight) -> int:
+def _of_spark(weight: FourBitWeight) -> int:
     return 256 if weight.fills(1) else _of_others(weight)
 
 
-def _of_others(weight: Weight) -> int:
+def _of_others(weight: FourBitWeight) -> int:
     """Return the most rows on an RTX 4090, an L40S, an L4, and GPUs that it does not know."""
     tiles = weight.tiles
     if weight.fills(2):
@@ -191,7 +191,7 @@ def _of_others(weight: Weight) -> int:
     return 16 if weight.is_tall or tiles < 48 else 8
 
 
-_MOST_ROWS: dict[tuple[int, int], Callable[[Weight], int]] = {
+_MOST_ROWS: dict[tuple[int, int], Callable[[FourBitWeight], int]] = {
     _T4: _of_t4,
     _A100: _of_a100,
     _A10: _of_a10,

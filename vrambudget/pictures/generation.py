@@ -22,7 +22,7 @@ from vrambudget.engine.module import register
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.pictures.job import PictureJob
-from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
+from vrambudget.pictures.parts import PRECISIONS, RECORDED, PipelinePart
 from vrambudget.pictures.phases import PhaseMarker, phase_of
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.pictures.vae import called, check_in_parts
@@ -133,7 +133,7 @@ def _alone(job: PictureJob, program: Program, tape: Tape, *, in_full: bool) -> P
     return _closed(tape, {name: part}, held)
 
 
-def _stack(parts: Mapping[str, Part], *, in_full: bool) -> None:
+def _stack(parts: Mapping[str, PipelinePart], *, in_full: bool) -> None:
     """Let identical layers be copied, but those whose weights move, or widen, when they begin."""
     for part in parts.values():
         if not in_full and part.model.entered is None:
@@ -141,7 +141,7 @@ def _stack(parts: Mapping[str, Part], *, in_full: bool) -> None:
 
 
 def _closed(
-    tape: Tape, parts: Mapping[str, Part], _held: object, missing: Sequence[str] = ()
+    tape: Tape, parts: Mapping[str, PipelinePart], _held: object, missing: Sequence[str] = ()
 ) -> PictureTape:
     """Return a tape that ends here, where all of its pipeline is held."""
     tape.mark(0, Phase.STEP_END)
@@ -158,15 +158,15 @@ def _rows(program: Program, job: PictureJob, call: str) -> int:
     return rows
 
 
-def _part(job: PictureJob, name: str, kind: str, *, single: bool) -> Part:
+def _part(job: PictureJob, name: str, kind: str, *, single: bool) -> PipelinePart:
     """Return a component; in 4 bits, or 8, are the denoiser and text encoders of billions."""
     dtype = TYPES[PRECISIONS[job.precision]]
     base = job.base if name.startswith(("transformer", "unet")) else "bf16"
-    part = Part(job.card, name, kind, dtype, base, single=single)
+    part = PipelinePart(job.card, name, kind, dtype, base, single=single)
     if job.swap and name.startswith(("transformer", "unet")):
         part.swap(job.swap)
     if job.base == "nf4" and name.startswith("text_encoder") and part.parameters > _LARGE:
-        return Part(job.card, name, kind, dtype, "nf4", single=single)
+        return PipelinePart(job.card, name, kind, dtype, "nf4", single=single)
     return part
 
 

@@ -41,7 +41,7 @@ def program_of(own: dict[str, Any], component: str, kind: str, *, single: bool) 
     return program_at(path)
 
 
-class Part:
+class PipelinePart:
     """One component; `kind` is the call that it is made for."""
 
     def __init__(

@@ -25,7 +25,7 @@ from vrambudget.dtypes import float8_e4m3fn
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.pictures.job import Offload
-from vrambudget.pictures.parts import Part
+from vrambudget.pictures.parts import PipelinePart
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.steady import run
@@ -37,10 +37,10 @@ _ROWS = 2  # dimensions of a linear layer's weight
 class PhaseMarker:
     """Marks the phases of a pipeline on the tape, and moves its components as its offload does."""
 
-    def __init__(self, parts: Mapping[str, Part], offload: Offload) -> None:
+    def __init__(self, parts: Mapping[str, PipelinePart], offload: Offload) -> None:
         self.parts, self.offload = parts, offload
         self._waiting = [p for p in parts.values() if p.packs and offload != "none"]
-        self._loaded: Part | None = None
+        self._loaded: PipelinePart | None = None
         self._phase = ""
 
     def begin(self) -> None:
@@ -74,7 +74,7 @@ class PhaseMarker:
 class _Layers:
     """What the layers of a component do with their own weights while they run."""
 
-    def __init__(self, part: Part, *, moves: bool) -> None:
+    def __init__(self, part: PipelinePart, *, moves: bool) -> None:
         self._part, self._moves, self._active = part, moves, list[str]()
         self._own: dict[str, list[Tensor]] = {}
         for name, v in part.model.weights.items():
@@ -117,7 +117,7 @@ class _Layers:
                     v.storage = empty(v.shape, v.dtype).storage
 
 
-def _in_float8(part: Part) -> None:
+def _in_float8(part: PipelinePart) -> None:
     """Keep the weights of linear layers and convolutions in float8, as diffusers does."""
     source = part.program.source
     patterns = (*_KEPT_WIDE, *source["kept_wide"], *source["kept_float32"])

@@ -10,7 +10,7 @@ from typing import Any
 from vrambudget.dtypes import DType, float32
 from vrambudget.errors import NotModelledError
 from vrambudget.pictures.job import PictureJob
-from vrambudget.pictures.parts import Part
+from vrambudget.pictures.parts import PipelinePart
 from vrambudget.program.form import PIECES, Program
 from vrambudget.program.guards import holds
 from vrambudget.program.values import Values
@@ -19,7 +19,7 @@ from vrambudget.training.inputs import Input
 Sizes = dict[str, int]
 
 
-def sizes_of(job: PictureJob, part: Part, schedule: Program, call: str) -> Sizes:
+def sizes_of(job: PictureJob, part: PipelinePart, schedule: Program, call: str) -> Sizes:
     """Return the sizes of a component's program in one call with the job's batch.
 
     Raises NotModelledError for a video of fewer pieces than recur in it.
@@ -35,7 +35,7 @@ def sizes_of(job: PictureJob, part: Part, schedule: Program, call: str) -> Sizes
     return found
 
 
-def _of_call(job: PictureJob, part: Part, schedule: Program, call: str) -> Sizes:
+def _of_call(job: PictureJob, part: PipelinePart, schedule: Program, call: str) -> Sizes:
     own = f"{part.name}.{call}"
     row = next(r for word, r in schedule.built if word == "run" and r[0] == own)
     once, twice = (_at(part, row, {**job.sizes, "batch": batch}) for batch in (1, 2))
@@ -48,7 +48,7 @@ def _of_call(job: PictureJob, part: Part, schedule: Program, call: str) -> Sizes
     }
 
 
-def _at(part: Part, row: list[Any], sizes: Sizes) -> Sizes:
+def _at(part: PipelinePart, row: list[Any], sizes: Sizes) -> Sizes:
     """Return a program's sizes by the schedule's row of its call."""
     values, found = Values(sizes, float32, None), Sizes()
     for (_, wanted, *_), (_, shape, _, _) in zip(part.program.inputs, row[1], strict=True):
@@ -59,7 +59,7 @@ def _at(part: Part, row: list[Any], sizes: Sizes) -> Sizes:
     return {**found, **{symbol: values.of(row[2][n]) for n, symbol in numbers.items()}}
 
 
-def _of_images(job: PictureJob, part: Part) -> Sizes:
+def _of_images(job: PictureJob, part: PipelinePart) -> Sizes:
     """Return the sizes at which a VAE encodes the job's pictures [B, 3, (frames,) H, W]."""
     shape = part.program.inputs[0][1]
     video = len(shape) == 5  # noqa: PLR2004 - dimensions
@@ -67,7 +67,7 @@ def _of_images(job: PictureJob, part: Part) -> Sizes:
     return {text[1:]: n for text, n in zip(shape, own, strict=True) if isinstance(text, str)}
 
 
-def inputs_of(part: Part, sizes: Sizes, dtype: DType) -> dict[str, Input]:
+def inputs_of(part: PipelinePart, sizes: Sizes, dtype: DType) -> dict[str, Input]:
     """Return the tensors of a call."""
     values = Values(sizes, dtype, None)
     return {
@@ -76,6 +76,6 @@ def inputs_of(part: Part, sizes: Sizes, dtype: DType) -> dict[str, Input]:
     }
 
 
-def numbers_of(part: Part, sizes: Sizes) -> dict[str, int]:
+def numbers_of(part: PipelinePart, sizes: Sizes) -> dict[str, int]:
     """Return the whole numbers among a call's arguments."""
     return {name: sizes[symbol] for name, symbol in part.program.source["numbers"].items()}

@@ -44,7 +44,7 @@ from vrambudget.ops.loss import mse_loss
 from vrambudget.pictures.cards import program_name
 from vrambudget.pictures.generation import PictureTape, schedule_of
 from vrambudget.pictures.job import PictureJob
-from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
+from vrambudget.pictures.parts import PRECISIONS, RECORDED, PipelinePart
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.program.form import TYPES
 from vrambudget.tape.events import Purpose
@@ -59,7 +59,7 @@ _STEPS = 3
 class _Loss(Module):
     """The loss of a denoiser on noisy latents."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: PipelinePart) -> None:
         self.denoiser = part.model
         self._part = [part]  # no module of its own
 
@@ -84,7 +84,7 @@ def trained(job: PictureJob, platform: Platform, *, in_full: bool = False) -> Pi
     with recording(platform, options) as tape:
         kept = float32 if job.train == "full" else dtype
         base = "nf4" if job.base == "nf4" else "bf16"
-        part = Part(job.card, name, _call_of(job), kept, base, single=job.batch == 1)
+        part = PipelinePart(job.card, name, _call_of(job), kept, base, single=job.batch == 1)
         context.options = ModelOptions(dtype=kept, checkpointing=job.checkpointing)
         if job.base == "fp8":
             _in_float8(part)
@@ -134,7 +134,9 @@ class _Encoding:
 
     def __init__(self, job: PictureJob) -> None:
         own = job.card.get("vae_trains_in", job.precision)
-        self.part = Part(job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1)
+        self.part = PipelinePart(
+            job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1
+        )
         self.part.model.eval()
         self._sizes = sizes_of(job, self.part, schedule_of(job), "encode")
         self.part.arrive()
@@ -156,11 +158,11 @@ class _Encoding:
         context.options = options
 
 
-def _texts_encoded(job: PictureJob) -> list[Part]:
+def _texts_encoded(job: PictureJob) -> list[PipelinePart]:
     """Return the text encoders on the GPU, where they encoded one prompt beside all else."""
     options, dtype = context.options, TYPES[PRECISIONS[job.precision]]
     names = [name for name in job.card["components"] if name.startswith("text_encoder")]
-    texts = [Part(job.card, name, "forward", dtype) for name in names]
+    texts = [PipelinePart(job.card, name, "forward", dtype) for name in names]
     for part in texts:
         part.arrive()
     for part in texts:
@@ -174,7 +176,7 @@ def _texts_encoded(job: PictureJob) -> list[Part]:
 
 def _run(
     job: PictureJob,
-    part: Part,
+    part: PipelinePart,
     model: Module,
     parameters: list[Any],
     batch: dict[str, Tensor],
@@ -227,6 +229,6 @@ def _adapt(model: Module, job: PictureJob) -> tuple[str, ...]:
     return ("adapters of modulation",) if len(targets) < len(named) else ()
 
 
-def _in_float8(part: Part) -> None:
+def _in_float8(part: PipelinePart) -> None:
     for v in part.linear_weights():
         v.dtype = float8_e4m3fn

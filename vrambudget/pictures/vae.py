@@ -14,7 +14,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.shape import cat, narrowed, split
 from vrambudget.pictures.job import PictureJob
-from vrambudget.pictures.parts import Part
+from vrambudget.pictures.parts import PipelinePart
 
 _OVERLAP = 0.25
 _CLASS = "diffusers.AutoencoderKL"
@@ -31,7 +31,11 @@ def check_in_parts(job: PictureJob) -> None:
 
 
 def called(
-    job: PictureJob, part: Part, call: str, given: Sequence[Tensor], numbers: Mapping[str, int]
+    job: PictureJob,
+    part: PipelinePart,
+    call: str,
+    given: Sequence[Tensor],
+    numbers: Mapping[str, int],
 ) -> list[Tensor]:
     """Return the outputs of a component's call; a VAE's decode may be one in parts."""
     if call != "decode" or not (job.vae_slicing or job.vae_tiling):
@@ -42,7 +46,7 @@ def called(
     return [cat(pictures, 0) if len(pictures) > 1 else pictures[0]]
 
 
-def _decoded(job: PictureJob, part: Part, z: Tensor, numbers: Mapping[str, int]) -> Tensor:
+def _decoded(job: PictureJob, part: PipelinePart, z: Tensor, numbers: Mapping[str, int]) -> Tensor:
     keys = job.card["components"]["vae"]
     factor = 2 ** (len(keys["block_out_channels"]) - 1)
     tile = keys["sample_size"] // factor

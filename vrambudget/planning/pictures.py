@@ -32,7 +32,7 @@ class PictureRecipe:
     gives_up: str
 
 
-class _Sizes(NamedTuple):
+class _PictureSizes(NamedTuple):
     """What is asked for, besides a way."""
 
     name: str
@@ -56,7 +56,7 @@ def recipes(
     name: str, gpu: Gpu, *, word: str, resolution: str | None, frames: int | None
 ) -> list[PictureRecipe]:
     """Return how to train and to generate on a GPU; of each goal, up to the first that fits."""
-    asked = _Sizes(name, gpu, word, resolution, frames)
+    asked = _PictureSizes(name, gpu, word, resolution, frames)
     done = dict(forked([partial(_of_goal, goal, asked) for goal in _WAYS]))
     found = [x for goal in _WAYS for x in done.get(goal) or _of_goal(goal, asked)[1]]
     if not found:
@@ -64,7 +64,7 @@ def recipes(
     return found
 
 
-def _of_goal(goal: str, asked: _Sizes) -> tuple[str, list[PictureRecipe]]:
+def _of_goal(goal: str, asked: _PictureSizes) -> tuple[str, list[PictureRecipe]]:
     """Return a goal, and its ways up to the first that fits, without those not recorded."""
     found: list[PictureRecipe] = []
     for way in _WAYS[goal]:

@@ -8,7 +8,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.moe import Router
 from vrambudget.models.parts.parametrised import Parametrised
 from vrambudget.program.bound import Env
-from vrambudget.program.decoder_parts import Part, Pass
+from vrambudget.program.decoder_parts import Pass, ProgramPart
 
 
 class _ReadLate(Env):
@@ -24,7 +24,7 @@ class _ReadLate(Env):
 class PlayedRouter(Router):
     """A router whose forward pass is a program's."""
 
-    def __init__(self, part: Part, state: Pass) -> None:
+    def __init__(self, part: ProgramPart, state: Pass) -> None:
         Parametrised.__init__(self)
         self.played = part, state
 

@@ -14,13 +14,13 @@ from vrambudget.engine.context import context
 from vrambudget.models.parts.attention import EagerAttention, attend, eager_attention
 from vrambudget.program.bound import Bound, Env, Step
 from vrambudget.program.form import Program, Row, with_paths
-from vrambudget.program.layers import ENDS, Forward, State, steps_of
+from vrambudget.program.layers import ENDS, Forward, PlayState, steps_of
 from vrambudget.program.unfold import makes, reads
 from vrambudget.program.values import Values
 
 
 @dataclass(slots=True)
-class Pass(State):
+class Pass(PlayState):
     """What the parts of a layer share, and what the pass that runs is of."""
 
     number: int = 0  # of the layer
@@ -38,7 +38,7 @@ _COMPOSITE = {None, "Conv1D", "FalconLinear"}
 _MOST = 100  # sizes whose steps are kept
 
 
-class Part:
+class ProgramPart:
     """A run of a program's instructions: what it takes, what it returns, its steps by sizes.
 
     Instructions of a module that has weights of its own, a norm, are its part: hooks act on it.
@@ -56,7 +56,7 @@ class Part:
         found: tuple[str, list[str]] = next(routed, ("", []))
         self.experts, self._routed = found
         self._ends = [value for word, value in rows if word == "del"]
-        self.inner: dict[str, Part] = {}
+        self.inner: dict[str, ProgramPart] = {}
         self._rows = rows if len(inputs) == 1 else [*self._with_modules(rows)]
         bound = _LayerBound(program, Values({}, float32, None), self._kinds)
         self.fixed = [*bound.parameters(self._rows)]
@@ -93,7 +93,7 @@ class Part:
             return [("module", [path, [*given], left]), *outside]
         order = dict(zip(self._routed[1:], (2, 1), strict=False))  # of what a router returns
         left.sort(key=lambda name: order.get(name, 0))
-        self.inner[path] = Part(self._program, inside, [*given], left)
+        self.inner[path] = ProgramPart(self._program, inside, [*given], left)
         return [("module", [path, [*given], left]), *outside]
 
     @property
@@ -152,8 +152,8 @@ class Parts:
         self.kinds = {value[0]: value[1] for word, value in program.built if word == "module"}
         (_, inputs), *layer = program.code[:at]
         (_, outputs), (_, given), *norm, (_, result) = program.code[at:]
-        self.layer = Part(program, layer, inputs, outputs)
-        self.norm = Part(program, norm, given, result)
+        self.layer = ProgramPart(program, layer, inputs, outputs)
+        self.norm = ProgramPart(program, norm, given, result)
 
 
 _SDPA = "attention.scaled_dot_product_attention"

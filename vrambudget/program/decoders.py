@@ -33,7 +33,7 @@ from vrambudget.ops import creation
 from vrambudget.program.bound import Env
 from vrambudget.program.decoder_experts import PlayedRouter
 from vrambudget.program.decoder_fields import annotations, kinds_of
-from vrambudget.program.decoder_parts import Part, Parts, Pass
+from vrambudget.program.decoder_parts import ProgramPart, Parts, Pass
 from vrambudget.program.form import Program
 from vrambudget.program.player import KINDS, WITH_BIAS
 from vrambudget.program.values import Values, operation
@@ -98,7 +98,7 @@ Weights = list[tuple[str, Callable[[], Tensor]]]
 class PlayedNorm(Norm):
     """A module of a few operations, a norm, whose forward pass is a program's."""
 
-    def __init__(self, part: Part, state: Pass | None = None) -> None:
+    def __init__(self, part: ProgramPart, state: Pass | None = None) -> None:
         self.played = part, state
 
     def forward(self, hidden_states: Tensor) -> Tensor:

@@ -33,13 +33,13 @@ class Forward:
 
 
 @dataclass(slots=True)
-class State:
+class PlayState:
     """What a played model's blocks share: whose parameters they read, and the pass that runs."""
 
     owners: dict[str, tuple[Module, str]] = field(default_factory=dict)
     modules: dict[str, Module] = field(default_factory=dict)
     paths: dict[str, int] = field(default_factory=dict)
-    blocks: dict[str, Block] = field(default_factory=dict)  # of layers, by path
+    blocks: dict[str, LayerBlock] = field(default_factory=dict)  # of layers, by path
     run: Forward | None = None
     cache: Any = None  # of the pass
     entered: Callable[[str], None] | None = None  # hears whose instructions follow
@@ -64,11 +64,11 @@ _WRAPPERS = {"modules_to_save"}
 ENDS = {"del", "write"}
 
 
-class Block:
+class LayerBlock:
     """A run of instructions between layers, or a layer's."""
 
     def __init__(
-        self, rows: Sequence[Row], bound: Bound, state: State, layer: str | None = None
+        self, rows: Sequence[Row], bound: Bound, state: PlayState, layer: str | None = None
     ) -> None:
         self._state, self.layer = state, layer
         self._rows, self._bound = rows, bound
@@ -91,7 +91,7 @@ class Block:
         return [*steps_of(self._bound, self._rows)]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], bound: Bound, state: State) -> Iterator[Block]:
+    def of(cls, rows: Sequence[Row], bound: Bound, state: PlayState) -> Iterator[LayerBlock]:
         """Yield the blocks of a program's code."""
         own: list[Row] = []
         at: Row | None = None
@@ -142,7 +142,7 @@ def state_path(at: Row | None) -> str:
 class PlayedLayer(CheckpointedLayer):
     """A layer of a played model: its block's instructions."""
 
-    def __init__(self, state: State, name: str, form: int, *, checkpoints: bool) -> None:
+    def __init__(self, state: PlayState, name: str, form: int, *, checkpoints: bool) -> None:
         self.played = state, name
         self.form, self.checkpoints = form, checkpoints
 

@@ -25,7 +25,7 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.program.bound import Bound, Env
 from vrambudget.program.form import COUNT, Program, Row, with_paths
 from vrambudget.program.guards import check_guards, derive
-from vrambudget.program.layers import Block, Forward, PlayedLayer, State
+from vrambudget.program.layers import Forward, LayerBlock, PlayedLayer, PlayState
 from vrambudget.program.rounds import with_rounds
 from vrambudget.program.unfold import RecordedStack, Unfolded, unfolded
 from vrambudget.program.values import Values
@@ -50,8 +50,8 @@ class Played(Module):
     def __init__(self, program: Program, sizes: dict[str, int], said: Mapping[str, Any]) -> None:
         self._program, self._given, self._said = program, sizes, said
         self._rows = unfolded(program, sizes)
-        self._state = State()
-        self._bound: dict[Any, list[Block]] = {}
+        self._state = PlayState()
+        self._bound: dict[Any, list[LayerBlock]] = {}
         self._further: dict[str, int] = {}  # sizes that no tensor of a batch has
         self._by_mode: dict[bool, Any] = {}
         with made_for(Purpose.WEIGHTS):
@@ -62,7 +62,7 @@ class Played(Module):
 
     def evaluates_by(self, program: Program, sizes: dict[str, int]) -> None:
         """Run another program where it does not train: layers that are no checkpoints may cache."""
-        own, bound = (self._program, self._rows), dict[Any, list[Block]]()
+        own, bound = (self._program, self._rows), dict[Any, list[LayerBlock]]()
         self._by_mode = {
             True: (*own, self._bound),
             False: (program, unfolded(program, sizes), bound),
@@ -183,7 +183,7 @@ class Played(Module):
         check_guards(self._program, sizes)
         return sizes
 
-    def _blocks(self, sizes: dict[str, int], without: frozenset[str]) -> list[Block]:
+    def _blocks(self, sizes: dict[str, int], without: frozenset[str]) -> list[LayerBlock]:
         """Return the steps at these sizes: layers, and what stands between them."""
         autocast = None if context.autocast is None else context.autocast.dtype
         key = tuple(sizes.values()), autocast, without
@@ -198,7 +198,7 @@ class Played(Module):
             }
             code = with_rounds(self._code(without), values)
             rows = [row for row in code if row[0] != "del" or row[1] not in kept]
-            self._bound[key] = list(Block.of(rows, bound, self._state))
+            self._bound[key] = list(LayerBlock.of(rows, bound, self._state))
         return self._bound[key]
 
     def _code(self, without: frozenset[str]) -> Iterator[Row]:

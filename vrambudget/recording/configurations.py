@@ -20,7 +20,7 @@ from vrambudget.recording.keys import CONVERTED, OF_FILES, Defaults, Values, fla
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import UnfitError, joined
 from vrambudget.recording.probing import JOBS, LONGER, PRIMES, Prober, Verdicts
-from vrambudget.recording.programs import Model, Probe, program_of
+from vrambudget.recording.programs import Probe, RecordedModel, program_of
 from vrambudget.recording.rows import inserted, kinds_of, rates_in
 
 _HEADS = (
@@ -169,7 +169,7 @@ class ConfigurationsRecorder(Prober):
         derived = self._sizes_per_head(list(free))
         for probe in (*probes, *lone):
             probe.sizes |= {name: value_of(text, probe.sizes) for name, text in derived.items()}
-        model = Model(
+        model = RecordedModel(
             source=self._source(),
             when=self._when(),
             depths=self.depths(),

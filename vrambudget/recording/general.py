@@ -168,7 +168,7 @@ def _lies(v: Tensor, others: list[tuple[str, Tensor]]) -> Lies:
 
 def _of_graphs(listener: Listener) -> Iterator[Patch]:
     finish, backward = meta_fallback.TorchCall.finish, meta_fallback.TorchCall.backward
-    make_node = meta_fallback._Graph._node  # noqa: SLF001
+    make_node = meta_fallback._AutogradGraph._node  # noqa: SLF001
 
     def finished(self: Any, result: Any) -> Any:
         if not self.heard:
@@ -199,7 +199,7 @@ def _of_graphs(listener: Listener) -> Iterator[Patch]:
         return result
 
     yield meta_fallback.TorchCall, "finish", finished
-    yield meta_fallback._Graph, "_node", node  # noqa: SLF001
+    yield meta_fallback._AutogradGraph, "_node", node  # noqa: SLF001
     yield meta_fallback.TorchCall, "backward", ran
 
 

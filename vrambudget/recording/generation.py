@@ -83,7 +83,9 @@ def _called(listener: Listener, job: Values, module: Any, inputs: Any) -> NoRetu
     listener.is_on = False
     cache_length, cache = int(job.get("room", CACHE_LENGTH)), None
     if job["cache"] != "none":
-        own, cross = (_Keys(listener, n, job["cache"]) for n in (cache_length, int(ids.shape[1])))
+        own, cross = (
+            _RecordedKeys(listener, n, job["cache"]) for n in (cache_length, int(ids.shape[1]))
+        )
         cross.is_cross = True
         cache = transformers.EncoderDecoderCache(own, cross)
 
@@ -140,7 +142,7 @@ def _end(listener: Listener, outputs: Any) -> NoReturn:
     raise RecordedError("it is recorded")
 
 
-class _Keys(transformers.Cache):
+class _RecordedKeys(transformers.Cache):
     """The keys and values of all layers; what is done with them is a step each."""
 
     is_compileable = is_cross = False
@@ -195,7 +197,7 @@ class _Read:
 
     is_sliding = False
 
-    def __init__(self, keys: _Keys, number: int) -> None:
+    def __init__(self, keys: _RecordedKeys, number: int) -> None:
         self._read = partial(keys.read, number)
         self._values: Any = None
 

@@ -20,7 +20,7 @@ from vrambudget.program.form import Program
 from vrambudget.recording.checking import UnequalError, peaks
 from vrambudget.recording.configurations import Recorded
 from vrambudget.recording.listener import Listener
-from vrambudget.recording.programs import Model, Probe, program_of
+from vrambudget.recording.programs import Probe, RecordedModel, program_of
 from vrambudget.recording.tracing import listening
 from vrambudget.scenario import platform_of
 from vrambudget.simulate import simulate
@@ -66,7 +66,7 @@ def record_factory(
         others = [name for name in ("fp32", "bf16", "amp-bf16") if name != first]
         probes += [Probe(cases[0], p, recording(factory, cases[0], precision=p)) for p in others]
     source = {"model_type": name, "torch": installed_version("torch"), "sizes": dict(sizes)}
-    program = program_of(probes, Model(source={**source, "inputs": "own"}))
+    program = program_of(probes, RecordedModel(source={**source, "inputs": "own"}))
     checked = sum(_equal(factory, program, case, **fields) for case in further[2:])
     return Recorded(program, list(sizes), [], checked)
 

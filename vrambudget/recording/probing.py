@@ -22,7 +22,7 @@ from vrambudget.recording.generation import sizes_of
 from vrambudget.recording.keys import SPELT, Values, choices, flattened, nested, others
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, UnfitError, code_of
-from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
+from vrambudget.recording.programs import PRECISIONS, Probe, RecordedModel, program_of
 from vrambudget.recording.rows import changed_operations, inserted, kinds_of, rates_in
 from vrambudget.recording.runs import BATCH, LENGTH, RATES, recording
 
@@ -174,7 +174,7 @@ class Prober:
     def folds(self) -> bool:
         """Return whether all stacks of layers recur at this depth."""
         probe = [Probe(dict(self._own_jobs), "bf16", self.base)]
-        program = program_of(probe, Model(depths=self.depths()))
+        program = program_of(probe, RecordedModel(depths=self.depths()))
         self._mine = [row for row in program.stacks if row[1] is not None]
         return bool(self._mine) and all(row[3] is not None for row in self._mine)
 

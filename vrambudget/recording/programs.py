@@ -36,7 +36,7 @@ class Probe:
 
 
 @dataclass(slots=True)
-class Model:
+class RecordedModel:
     """What a program says besides what was recorded."""
 
     source: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Model:
     """Keys that decide how the model is built: another value, and the facts of each probe."""
 
 
-def program_of(probes: Sequence[Probe], model: Model) -> Program:
+def program_of(probes: Sequence[Probe], model: RecordedModel) -> Program:
     """Return the program. Raises UnfitError where the recordings are not one."""
     problems = [text for probe in probes for text in probe.recording.problems]
     if problems:
@@ -108,7 +108,7 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
     return program
 
 
-def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], list[Probe]]:
+def _merged(probes: Sequence[Probe], model: RecordedModel) -> tuple[Merger, list[Any], list[Probe]]:
     """Return the merged code, and which of the lone probes it is the code of."""
     alone = [probe for probe in model.lone if not probe.recording.problems]
     error: UnfitError | None = None
@@ -136,7 +136,7 @@ def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], l
     raise error
 
 
-def _marked(code: list[Instruction], model: Model) -> Iterator[Instruction]:
+def _marked(code: list[Instruction], model: RecordedModel) -> Iterator[Instruction]:
     """Yield the code: activations by their keys, what some jobs do without between marks."""
     within: str | None = None
     for at, (state, (word, value)) in enumerate(code):
@@ -158,7 +158,7 @@ def _stacks_of(facts: dict[str, Any]) -> dict[str, tuple[int, bool]]:
 
 def _fold(  # noqa: PLR0917 - the program as far as it is made
     program: Program,
-    model: Model,
+    model: RecordedModel,
     stacks: dict[str, tuple[int, bool]],
     code: list[Instruction],
     others: list[Any],
@@ -203,7 +203,7 @@ def _one_loss(code: list[Row], loss: str | None) -> str | None:
     return plain
 
 
-def _source(facts: dict[str, Any], model: Model) -> dict[str, Any]:
+def _source(facts: dict[str, Any], model: RecordedModel) -> dict[str, Any]:
     names = ("class", "accepts_loss_kwargs", "is_named_for_causal_lm")
     return {**model.source, **{name: facts[name] for name in names}}
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from vrambudget.rehearse.record import CATEGORIES, Category
-from vrambudget.rehearse.timeline import Block, History
+from vrambudget.rehearse.timeline import History, LiveBlock
 from vrambudget.report.memory_curve import (
     LARGEST,
     CurvePoint,
@@ -51,7 +51,7 @@ def curve_of(record: Mapping[str, Any]) -> MemoryCurve | None:
     if not phases:
         return None
     total = sum(phase.stop - phase.start for phase in phases)
-    columns, spans, starts = _Columns(record, history), list[PhaseSpan](), list[int]()
+    columns, spans, starts = _CurveColumns(record, history), list[PhaseSpan](), list[int]()
     for phase in phases:
         events = phase.stop - phase.start
         parts = bins(phase.start, phase.stop, columns_of(events, total, events))
@@ -87,7 +87,7 @@ def _shown(history: History, named: set[int]) -> Iterator[_Phase]:
             yield _Phase(*places[start], start, stop)
 
 
-class _Columns:
+class _CurveColumns:
     """What is alive at moments, which rise."""
 
     def __init__(self, record: Mapping[str, Any], history: History) -> None:
@@ -130,7 +130,7 @@ class _Columns:
         if change > 0:
             self.line = group.description
 
-    def _group(self, block: Block) -> TensorGroup:
+    def _group(self, block: LiveBlock) -> TensorGroup:
         kind = CALLED[block.category]
         module = self.modules[self.history.stack_numbers[block.born]]
         if kind == Purpose.WEIGHTS:

@@ -24,7 +24,7 @@ _BUILD = "build"  # the only phase where nothing is marked: else the first forwa
 
 
 @dataclass(slots=True)
-class Block:
+class LiveBlock:
     """An allocation: it lives from event `born` until event `died`, None for one that stays."""
 
     size: int
@@ -81,7 +81,7 @@ class History:
         self.sizes: list[int] = history["bytes"]
         self.stack_numbers: list[int] = history["stack"]
         self.lines = [_line(stack) for stack in history["stacks"]]
-        self.blocks: list[Block | None] = []  # that an event makes or ends; None: neither
+        self.blocks: list[LiveBlock | None] = []  # that an event makes or ends; None: neither
         self.levels: list[int] = []  # bytes alive after each event
         self.places: list[tuple[int, str]] = []  # step and phase of each event
         self.highest, self.highest_at = 0, -1
@@ -93,7 +93,7 @@ class History:
         self._allocations: int = allocations - self.actions.count("alloc")
         self._frees: int = frees - self.actions.count("free_requested")
         self.is_complete = self._allocations <= 0
-        self._alive: dict[int, Block] = {}
+        self._alive: dict[int, LiveBlock] = {}
         self._replay()
         self._name({"parameter": record.get("parameters", [])})
 
@@ -104,7 +104,7 @@ class History:
             block = None
             if action == "alloc":
                 self._allocations += 1
-                block = Block(self.sizes[i], i, self._phase)
+                block = LiveBlock(self.sizes[i], i, self._phase)
                 self._alive[self.addresses[i]] = block
                 live += block.size
                 if live > self.highest:

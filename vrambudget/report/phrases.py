@@ -9,7 +9,7 @@ notes       what is not modelled, what was assumed
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from vrambudget.budget import Budget, Device, Distributed, RankPeak
+from vrambudget.budget import Budget, Device, MultiGpu, RankPeak
 from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.config.loops import TRAINERS
@@ -196,7 +196,7 @@ def _equal_ranks(peaks: Sequence[RankPeak]) -> Collection[Sequence[RankPeak]]:
     return groups.values()
 
 
-def _notes_of_ranks(distributed: Distributed, shown: int) -> Iterator[str]:
+def _notes_of_ranks(distributed: MultiGpu, shown: int) -> Iterator[str]:
     """Yield what the other ranks take, and what no rank's number holds."""
     if len(distributed.peaks) == 1:
         yield f"ranks: all {distributed.ranks} take the same"

@@ -102,7 +102,7 @@ def table_of(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return the table of a configuration. Raises VramBudgetError for what has none."""
     family, base = family_of(config), _family("base")
     own = family.get("keys", {})
-    sizes = _Sizes(_whole(config), {**own, **base["keys"], **own}, where)
+    sizes = _TensorSizes(_whole(config), {**own, **base["keys"], **own}, where)
     layers = sizes.at("num_hidden_layers", 0)
     if not 0 < layers <= MOST_LAYERS:
         raise VramBudgetError(f"num_hidden_layers is {shown(layers)}", where=where)
@@ -126,7 +126,7 @@ def table_of(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     }
 
 
-class _Sizes:
+class _TensorSizes:
     """A configuration's numbers and words, with the keys that it left out."""
 
     def __init__(self, config: Mapping[str, Any], keys: Mapping[str, str], where: str) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class ServedLinear:
     """Weights [sum(outputs), inputs] of one rank, of each expert where there are some.
 
     `parts`: the names that its projections have in a checkpoint; `whole_inputs`: features of all

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.serving.linear import Linear
-from vrambudget.serving.quantised import BLACKWELL, HOPPER, ITEMSIZE, IgnoredLayers, Part
+from vrambudget.serving.linear import ServedLinear
+from vrambudget.serving.quantised import BLACKWELL, HOPPER, ITEMSIZE, IgnoredLayers, WeightPart
 from vrambudget.serving.vllm_versions import OLDEST
 from vrambudget.units import round_up
 
@@ -34,7 +34,7 @@ class Mxfp4:
     while_loading = False
     description = "mxfp4 experts, 4 bits in groups of 32"
 
-    def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
+    def parts(self, linear: ServedLinear, gpu: Gpu) -> Iterator[WeightPart]:
         """Yield weights, scales and biases of all experts."""
         E, is_gate = linear.experts, len(linear.outputs) > 1
         of_inner, of_hidden = self._multiples(gpu)

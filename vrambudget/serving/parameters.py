@@ -27,7 +27,7 @@ from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
 from vrambudget.engine.tensor import Shape
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 from vrambudget.models.parts.windows import RotaryByKindConfig
-from vrambudget.serving.linear import Linear, Rotary
+from vrambudget.serving.linear import Rotary, ServedLinear
 from vrambudget.serving.tabled import TabledDecoder
 from vrambudget.units import round_up
 
@@ -61,7 +61,9 @@ def parameters_of(config: DecoderConfig) -> Mapping[str, Shape]:
     return _known[key]
 
 
-def tensors_of(config: DecoderConfig, layers: range, tp: int) -> Iterator[int | Linear | Rotary]:
+def tensors_of(
+    config: DecoderConfig, layers: range, tp: int
+) -> Iterator[int | ServedLinear | Rotary]:
     """Yield a rank's tensors in the model's order: their elements, linear layers, rotary tables."""
     rank = _Rank(config, parameters_of(config), tp)
     kinds: set[str] = set()
@@ -77,7 +79,7 @@ def tensors_of(config: DecoderConfig, layers: range, tp: int) -> Iterator[int | 
                 yield _rotary(config, own)
 
 
-def layer_tensors(config: DecoderConfig, layer: int, tp: int) -> Iterator[int | Linear]:
+def layer_tensors(config: DecoderConfig, layer: int, tp: int) -> Iterator[int | ServedLinear]:
     """Yield those of one layer."""
     rank = _Rank(config, parameters_of(config), tp)
     for name in rank.shapes:
@@ -132,7 +134,7 @@ class _Rank:
     shapes: Mapping[str, Shape]
     tp: int
 
-    def made(self, name: str) -> Iterator[int | Linear]:
+    def made(self, name: str) -> Iterator[int | ServedLinear]:
         """Yield what a parameter becomes: nothing where it is merged into one before it."""
         module, _, leaf = name.rpartition(".")
         _, _, last = module.rpartition(".")
@@ -146,14 +148,14 @@ class _Rank:
             yield prod(shape) // tp
         elif last in _BY_INPUTS:
             K = shape[-1]
-            row = Linear(module, (module,), K // tp, shape[:1], K)
+            row = ServedLinear(module, (module,), K // tp, shape[:1], K)
             yield row if leaf == "weight" else K
         elif last in _BY_OUTPUTS or any(last in those for _, those in _MERGED):
             yield from self._by_outputs(module, leaf)
         else:
             yield prod(shape)
 
-    def _by_outputs(self, module: str, leaf: str) -> Iterator[int | Linear]:
+    def _by_outputs(self, module: str, leaf: str) -> Iterator[int | ServedLinear]:
         """Yield a layer whose outputs ranks share, at the first of those that are merged."""
         parent, _, last = module.rpartition(".")
         shape = self.shapes[f"{module}.{leaf}"]
@@ -171,7 +173,7 @@ class _Rank:
         own = f"{parent}.{merged if len(parts) > 1 else last}"
         names = tuple(f"{parent}.{part}" for part in parts)
         K = shape[-1]
-        yield Linear(own, names, K, outputs, K) if leaf == "weight" else sum(outputs)
+        yield ServedLinear(own, names, K, outputs, K) if leaf == "weight" else sum(outputs)
 
     def _in_one(self, last: str, rows: int) -> tuple[int, ...]:
         """Return outputs of projections that are one tensor in the model, too."""
@@ -189,13 +191,13 @@ class _Rank:
             return min(self.tp, self.config.kv_heads)
         return self.tp
 
-    def _experts(self, name: str, leaf: str) -> Iterator[int | Linear]:
+    def _experts(self, name: str, leaf: str) -> Iterator[int | ServedLinear]:
         """Yield what one parameter of all experts of a layer becomes."""
         experts, *rest = self.shapes[name]
         C, has_biases = self.config.hidden_size, f"{name}_bias" in self.shapes
         if leaf == "gate_up_proj":
             inner = prod(rest) // C // 2 // self.tp
-            yield Linear(name, (name,), C, (inner, inner), C, experts, has_biases)
+            yield ServedLinear(name, (name,), C, (inner, inner), C, experts, has_biases)
         elif leaf == "down_proj":
             whole = prod(rest) // C
-            yield Linear(name, (name,), whole // self.tp, (C,), whole, experts, has_biases)
+            yield ServedLinear(name, (name,), whole // self.tp, (C,), whole, experts, has_biases)

@@ -13,7 +13,7 @@ from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import has_prefill_kernel
 from vrambudget.serving.latent import attention_elements
-from vrambudget.serving.linear import Linear
+from vrambudget.serving.linear import ServedLinear
 from vrambudget.serving.mxfp4 import Mxfp4
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.parameters import layer_tensors
@@ -52,7 +52,7 @@ def activations_bytes(
     workspace = _HOPPER_WORKSPACE if gpu.compute_capability == (9, 0) else _WORKSPACE
     mlp = 2 * hidden + 3 * step * inner * itemsize
     if isinstance(quantised, PackedWeights) and not quantised.repacked:
-        linears = [t.elements for t in layer_tensors(config, 0, tp) if isinstance(t, Linear)]
+        linears = [t.elements for t in layer_tensors(config, 0, tp) if isinstance(t, ServedLinear)]
         mlp += max(linears) * itemsize
     if isinstance(config, MoeConfig | LatentConfig):
         columns = max(inner, width) + max(2 * inner, width)
@@ -82,7 +82,7 @@ def _timed_bytes(config: DecoderConfig, step: int, tp: int, itemsize: int) -> in
     cleared between two runs (triton/backends/nvidia/driver.py: get_empty_cache_for_benchmark)
     """
     tensors = layer_tensors(config, config.layer_kinds.index("linear_attention"), tp)
-    layers = [t for t in tensors if isinstance(t, Linear) and ".linear_attn." in t.name]
+    layers = [t for t in tensors if isinstance(t, ServedLinear) and ".linear_attn." in t.name]
     made = sum(t.inputs if t.name.endswith("out_proj") else t.width for t in layers)
     return step * made * itemsize + _BENCHMARK
 

@@ -21,9 +21,9 @@ from typing import Literal, Protocol
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import NotModelledError
-from vrambudget.serving.linear import Linear
+from vrambudget.serving.linear import ServedLinear
 
-Part = tuple[int, int | None]
+WeightPart = tuple[int, int | None]
 """Bytes of a tensor as it is made, 0 for none, and of the one in its place; None: it stays."""
 
 ITEMSIZE = 2  # of scales that have the model's type
@@ -40,7 +40,7 @@ class IgnoredLayers:
     names: tuple[str, ...]
     way: Literal["equal", "within", "pattern", "dense"]
 
-    def has(self, linear: Linear) -> bool:
+    def has(self, linear: ServedLinear) -> bool:
         """Whether the layer is one of them; dense: all but experts."""
         if self.way == "dense":
             return not linear.experts
@@ -84,7 +84,7 @@ class Quantisation(Protocol):
     def ignored(self) -> IgnoredLayers:
         """The layers that stay as they are."""
 
-    def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
+    def parts(self, linear: ServedLinear, gpu: Gpu) -> Iterator[WeightPart]:
         """Yield the tensors of a layer, without its bias. Raises NotModelledError."""
 
 
@@ -108,7 +108,7 @@ class PackedWeights:
         groups = "channels" if self.group < 0 else f"groups of {self.group}"
         return f"{self.source}, {self.bits} bits in {groups}"
 
-    def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
+    def parts(self, linear: ServedLinear, gpu: Gpu) -> Iterator[WeightPart]:
         """Yield weights, scales, zeros and the order of columns."""
         if linear.experts:
             raise no_rule_for_experts(self.description)
@@ -140,7 +140,7 @@ class PackedWeights:
             return {"machete": scales, "marlin": zeros}.get(kernel or "")
         return 0 if kernel == "marlin" else None
 
-    def _kernel(self, linear: Linear, gpu: Gpu) -> str | None:
+    def _kernel(self, linear: ServedLinear, gpu: Gpu) -> str | None:
         """Return which kernel takes the layer; None: as the checkpoint has it."""
         if not self.repacked:
             return None
@@ -156,7 +156,7 @@ class PackedWeights:
             hint="Marlin takes multiples of 64 outputs and 128 inputs: fewer ranks",
         )
 
-    def _other_kernel(self, linear: Linear, gpu: Gpu) -> str | None:
+    def _other_kernel(self, linear: ServedLinear, gpu: Gpu) -> str | None:
         """Return the kernel that goes before Marlin, if one takes the layer."""
         K, N, is_row = linear.inputs, linear.width, linear.inputs != linear.whole_inputs
         if (
@@ -180,7 +180,7 @@ class PackedWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class EightBit:
+class EightBitWeights:
     """Weights of 8 bits: fp8 or int8, with scales of projections, of outputs or of blocks."""
 
     kind: Literal["fp8", "int8"]
@@ -200,7 +200,7 @@ class EightBit:
         )
         return f"{self.kind}, {how}"
 
-    def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
+    def parts(self, linear: ServedLinear, gpu: Gpu) -> Iterator[WeightPart]:
         """Yield weights and scales."""
         K, N, weight, shards = linear.inputs, linear.width, linear.elements, len(linear.outputs)
         by_marlin = self.kind == "fp8" and gpu.compute_capability < _ADA
@@ -213,7 +213,7 @@ class EightBit:
             )
         if self.while_loading:
             yield weight * ITEMSIZE, weight
-            scale: Part = 0, 4
+            scale: WeightPart = 0, 4
         elif self.scales == "block":
             yield weight, weight if by_marlin else None
             blocks = sum(-(-n // _BLOCK) for n in linear.outputs) * -(-K // _BLOCK)

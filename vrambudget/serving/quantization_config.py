@@ -19,15 +19,15 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.serving.mxfp4 import Mxfp4
-from vrambudget.serving.quantised import EightBit, IgnoredLayers, PackedWeights, Quantisation
+from vrambudget.serving.quantised import EightBitWeights, IgnoredLayers, PackedWeights, Quantisation
 
 USUAL: Mapping[str, Quantisation] = {
     "awq": PackedWeights("awq", bits=4, group=128, zeros=True, ordered=False, repacked=False),
     "awq_marlin": PackedWeights("awq", bits=4, group=128, zeros=True, ordered=False),
     "gptq": PackedWeights("gptq", bits=4, group=128, zeros=False, ordered=False, repacked=False),
     "gptq_marlin": PackedWeights("gptq", bits=4, group=128, zeros=False, ordered=False),
-    "fp8": EightBit("fp8", "tensor", while_loading=True),
-    "compressed-tensors": EightBit("fp8", "channel"),
+    "fp8": EightBitWeights("fp8", "tensor", while_loading=True),
+    "compressed-tensors": EightBitWeights("fp8", "channel"),
 }
 """What each method makes of a checkpoint without a quantization_config, or is assumed to be."""
 
@@ -48,7 +48,7 @@ def quantisation_of(
         found = USUAL[asked] if asked else None
         method = asked
     else:
-        keys = _Keys(values, where)
+        keys = _ConfigKeys(values, where)
         method = keys.text("quant_method")
         if method not in _READERS:
             raise NotModelledError(
@@ -69,7 +69,7 @@ def quantisation_of(
     return found
 
 
-class _Keys:
+class _ConfigKeys:
     """A quantization_config, whose values are checked as they are read."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -107,12 +107,12 @@ class _Keys:
                 raise self.wrong(key, "a list of names")
         return ()
 
-    def of(self, key: str) -> "_Keys":
+    def of(self, key: str) -> "_ConfigKeys":
         """Return an object within."""
         found = self.values.get(key)
         if not isinstance(found, dict):
             raise self.wrong(key, "an object")
-        return _Keys(found, self.where)
+        return _ConfigKeys(found, self.where)
 
     def wrong(self, key: str, what: str) -> VramBudgetError:
         """Return the error of a value that is none."""
@@ -132,7 +132,7 @@ class _Keys:
                 raise self.refuse(f"quantization_config.{key} = {show(self.values[key])}")
 
 
-def _awq(keys: _Keys, asked: str | None) -> Quantisation:
+def _awq(keys: _ConfigKeys, asked: str | None) -> Quantisation:
     keys.without("lm_head")
     if keys.number("bits") != 4:  # noqa: PLR2004
         raise keys.refuse(f"AWQ with {keys.number('bits')} bits")
@@ -145,7 +145,7 @@ def _awq(keys: _Keys, asked: str | None) -> Quantisation:
     )
 
 
-def _gptq(keys: _Keys, asked: str | None) -> Quantisation:
+def _gptq(keys: _ConfigKeys, asked: str | None) -> Quantisation:
     keys.without("lm_head", "dynamic", "modules_in_block_to_quantize")
     bits, group = keys.number("bits"), _group(keys, keys.number("group_size"))
     if bits not in {4, 8}:
@@ -155,23 +155,23 @@ def _gptq(keys: _Keys, asked: str | None) -> Quantisation:
     return PackedWeights("gptq", bits, group, zeros=False, ordered=ordered, repacked=repacked)
 
 
-def _group(keys: _Keys, group: int) -> int:
+def _group(keys: _ConfigKeys, group: int) -> int:
     if group not in _PACKED_GROUPS:
         raise keys.refuse(f"a group_size of {group}")
     return group
 
 
-def _fp8(keys: _Keys, _: str | None) -> Quantisation:
+def _fp8(keys: _ConfigKeys, _: str | None) -> Quantisation:
     ignored = IgnoredLayers(keys.names("ignored_layers", "modules_to_not_convert"), "equal")
     static = keys.text("activation_scheme") == "static"
     if block := keys.values.get("weight_block_size"):
         if block != [128, 128]:
             raise keys.refuse(f"weight_block_size {show(block)}")
-        return EightBit("fp8", "block", ignored=ignored)
-    return EightBit("fp8", "tensor", static=static, ignored=ignored)
+        return EightBitWeights("fp8", "block", ignored=ignored)
+    return EightBitWeights("fp8", "tensor", static=static, ignored=ignored)
 
 
-def _compressed(keys: _Keys, _: str | None) -> Quantisation:
+def _compressed(keys: _ConfigKeys, _: str | None) -> Quantisation:
     keys.without("transform_config")
     if keys.values.get("sparsity_config") and keys.of("sparsity_config").text("format") != "dense":
         raise keys.refuse("2:4 sparsity")
@@ -200,10 +200,10 @@ def _compressed(keys: _Keys, _: str | None) -> Quantisation:
         scales = _SCALES.get(strategy)
         static = inputs is not None and not inputs.flag("dynamic", default=False)
         if scales and kind == "float":
-            return EightBit("fp8", scales, static=static, ignored=ignored)
+            return EightBitWeights("fp8", scales, static=static, ignored=ignored)
         if scales and scales != "block" and kind == "int" and inputs is not None:
             odd = not inputs.flag("symmetric", default=True)
-            return EightBit("int8", scales, static=static, asymmetric=odd, ignored=ignored)
+            return EightBitWeights("int8", scales, static=static, asymmetric=odd, ignored=ignored)
     raise keys.refuse(f"compressed-tensors' {kind} of {bits} bits by {strategy}")
 
 
@@ -214,7 +214,7 @@ _SCALES: Mapping[str, Literal["tensor", "channel", "block"]] = {
 }
 
 
-def _mxfp4(keys: _Keys, _: str | None) -> Quantisation:
+def _mxfp4(keys: _ConfigKeys, _: str | None) -> Quantisation:
     del keys
     return Mxfp4()
 

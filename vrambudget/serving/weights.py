@@ -18,9 +18,9 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
-from vrambudget.serving.linear import Linear, Rotary
+from vrambudget.serving.linear import Rotary, ServedLinear
 from vrambudget.serving.parameters import layer_tensors, tensors_of
-from vrambudget.serving.quantised import Part, Quantisation
+from vrambudget.serving.quantised import Quantisation, WeightPart
 from vrambudget.serving.tabled import TABLED, tabled
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.units import round_up
@@ -157,7 +157,7 @@ def _loaded(
     The second of the `itemsizes` is the rotary table's.
     """
     made = _Made(alone=alone)
-    waiting: list[list[Part]] = []  # of each quantised layer; a tensor's number for its bytes
+    waiting: list[list[WeightPart]] = []  # of each quantised layer; a tensor's number for its bytes
     is_lazy = quantised is not None and quantised[0].while_loading
     wide = float32.itemsize if config.model_type in _WIDE_TABLES else itemsizes[1]
     for tensor in tensors_of(config, layers, tp):
@@ -220,7 +220,7 @@ class _Made:
             self.free(table)
 
 
-def _elements(tensor: int | Linear) -> tuple[int, ...]:
+def _elements(tensor: int | ServedLinear) -> tuple[int, ...]:
     """Return those of a tensor as it is, of experts with those of their biases."""
     if isinstance(tensor, int):
         return (tensor,)

@@ -85,7 +85,7 @@ class TorchCall:
                 continue
             found[id(meta)] = self._tensor(meta)
             roots.append(meta)
-        graph = _Graph(self)
+        graph = _AutogradGraph(self)
         for meta in roots:
             if meta.grad_fn is not None:
                 graph.give_node(found[id(meta)], meta)
@@ -152,7 +152,7 @@ class TorchCall:
         )
 
 
-class _Graph:
+class _AutogradGraph:
     """PyTorch's nodes behind a call, as nodes of the engine's."""
 
     def __init__(self, call: TorchCall) -> None:

@@ -23,7 +23,7 @@ from vrambudget.training.adafactor import mean, norm
 from vrambudget.training.optimizer_base import Optimizer, new_state
 
 
-class Adafactor(Optimizer):
+class TransformersAdafactor(Optimizer):
     """transformers.optimization.Adafactor without a first moment, for parameters of all groups."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:

@@ -135,9 +135,9 @@ def _adafactor(parameters: Sequence[Parameter], implementation: Implementation) 
         from vrambudget.training.adafactor import Adafactor  # noqa: PLC0415 - few jobs have it
 
         return Adafactor(parameters, implementation)
-    from vrambudget.training.transformers_4_16 import Adafactor as Old  # noqa: PLC0415
+    from vrambudget.training.transformers_4_16 import Adafactor416  # noqa: PLC0415
 
-    return Old(parameters)
+    return Adafactor416(parameters)
 
 
 def make_optimizer(

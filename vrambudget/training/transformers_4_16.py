@@ -40,7 +40,7 @@ class AdamW(Optimizer):
         del denom
 
 
-class Adafactor(Optimizer):
+class Adafactor416(Optimizer):
     """transformers.Adafactor without a first moment."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:

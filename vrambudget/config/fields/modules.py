@@ -14,7 +14,7 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 Load = Literal["device-map", "to", "to-half"]
 
 
-class Modules(Settings, heading="model"):
+class ModuleFields(Settings, heading="model"):
     """How the modules run."""
 
     attention: Attention = Field("sdpa", description="attention implementation")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vrambudget.config.foreign import hugging_face, torchtitan, torchtune
-from vrambudget.config.foreign.meanings import Fields, Model, Table
+from vrambudget.config.foreign.meanings import Fields, ModelName, Table
 from vrambudget.config.foreign.tables import read_file, read_table
 
 Finish = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
@@ -43,7 +43,7 @@ class Format:
     @property
     def model_key(self) -> str | None:
         """The key that names the model."""
-        return next((key for key, way in self.table.items() if isinstance(way, Model)), None)
+        return next((key for key, way in self.table.items() if isinstance(way, ModelName)), None)
 
 
 def _read(file: str, **functions: Any) -> Format:

@@ -154,7 +154,7 @@ class OnlyRanks(_Silent):
 
 
 @dataclass(frozen=True, slots=True)
-class Model(_Silent):
+class ModelName(_Silent):
     """The model's name: who reads a file takes the model from it."""
 
 
@@ -193,7 +193,7 @@ class MultiGpuOnly:
 
 
 Meaning = (
-    Same | SizesInText | Switch | OneOf | Ignored | Uncounted | OnlyRanks | MultiGpuOnly | Model
+    Same | SizesInText | Switch | OneOf | Ignored | Uncounted | OnlyRanks | MultiGpuOnly | ModelName
 )
 Table = Mapping[str, Meaning]
 

@@ -16,7 +16,7 @@ from typing import Any
 from vrambudget.config.config_file import SUFFIXES
 from vrambudget.config.foreign.formats import FORMATS, Format, format_of
 from vrambudget.config.foreign.hugging_face import completed
-from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, MultiGpuOnly, OnlyRanks
+from vrambudget.config.foreign.meanings import Ignored, Meaning, ModelName, MultiGpuOnly, OnlyRanks
 from vrambudget.config.foreign.text import flat, read_text
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError, did_you_mean
@@ -210,7 +210,7 @@ class _Sorted:
             self.stated_of_ranks[key] = found.fields
             self.uncounted_of_ranks |= {found.uncounted: None} if found.uncounted else {}
             self.noted |= {found.noted: None} if found.noted else {}
-        elif meaning is not None and not isinstance(meaning, Ignored | Model):
+        elif meaning is not None and not isinstance(meaning, Ignored | ModelName):
             found = meaning.translate(value)
             self.stated.update(found.fields)
             self.assumed.update(found.assumed)

@@ -20,7 +20,7 @@ from typing import Any
 
 from vrambudget.config.foreign.meanings import (
     Meaning,
-    Model,
+    ModelName,
     OneOf,
     Same,
     SizesInText,
@@ -53,7 +53,7 @@ def table_of(own: Mapping[str, Any]) -> dict[str, Meaning]:
     """Return the table that a file's keys are."""
     table = {key: way for name in own.get("base", ()) for key, way in read_table(name).items()}
     if "model" in own:
-        table[own["model"]] = Model()
+        table[own["model"]] = ModelName()
     table |= {**_meanings(own), **on_multi_gpu(_meanings(own.get("multi_gpu", {})))}
     for before, name in own.get("within", {}).items():
         table |= {f"{before}{key}": way for key, way in read_table(name).items()}

@@ -5,7 +5,7 @@ and image sizes are ultralytics' where it is a YOLO.
 How several GPUs share a job is said by --ranks and --parallel, and by files.
 """
 
-from vrambudget.config.foreign.meanings import Model, MultiGpuOnly, OnlyRanks, Table
+from vrambudget.config.foreign.meanings import ModelName, MultiGpuOnly, OnlyRanks, Table
 from vrambudget.config.foreign.tables import read_table
 
 
@@ -17,5 +17,5 @@ def words_of(model: str) -> Table:
     return {
         name: OnlyRanks() if isinstance(meaning, MultiGpuOnly) else meaning
         for name, meaning in table.items()
-        if not isinstance(meaning, Model)
+        if not isinstance(meaning, ModelName)
     }

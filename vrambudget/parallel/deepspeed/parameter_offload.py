@@ -46,7 +46,7 @@ class ZeroOffload:
         if config.is_0_19:
             context.linear = zero3_linear
         for module in model.modules():
-            module.hooks = _Hooks(self.coordinator, is_root=module is model)
+            module.hooks = _OffloadHooks(self.coordinator, is_root=module is model)
 
     def parameters_of(self, module: Module) -> Sequence[ZeroParameter]:
         """Return a module's own parameters."""
@@ -80,7 +80,7 @@ class ZeroOffload:
         return found
 
 
-class _Hooks:
+class _OffloadHooks:
     """What a module's call does besides its own forward."""
 
     def __init__(self, coordinator: Coordinator, *, is_root: bool) -> None:

@@ -20,21 +20,21 @@ from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Parameter
 from vrambudget.parallel.fsdp2.param_group import ParamGroup
 from vrambudget.parallel.fsdp2.parameter import PLACES
-from vrambudget.parallel.fsdp2.state import State
+from vrambudget.parallel.fsdp2.state import FSDPState
 
 
 def surround(layers: Sequence[Layer]) -> None:
     """Let layers, each wrapped by itself and in the order of forward, be replayed."""
     states = [None, *(layer.hooks for layer in layers)]
     for layer, (below, state) in zip(layers, pairwise(states), strict=True):
-        layer.hook_state = _Hooks(state, below)
+        layer.hook_state = _FSDPHooks(state, below)
 
 
-class _Hooks:
+class _FSDPHooks:
     """`engine.hook_state.LayerHooks` of one layer."""
 
     def __init__(self, state: Any, below: Any) -> None:
-        self._state: State = state
+        self._state: FSDPState = state
         self._group: ParamGroup = state.group
         self._below: ParamGroup | None = None if below is None else below.group
         parameters = () if self._below is None else self._below.parameters

@@ -31,13 +31,13 @@ from vrambudget.parallel.fsdp2.parameter import Policies
 class StateContext:
     """What the states of one root share (FSDPStateContext)."""
 
-    all_states: list[State] = field(default_factory=list)
-    iter_forward_root: State | None = None
+    all_states: list[FSDPState] = field(default_factory=list)
+    iter_forward_root: FSDPState | None = None
     final_callback_queued: bool = False
     comm: CommContext = field(default_factory=CommContext)
 
 
-class State:
+class FSDPState:
     """FSDPState: the hooks of one wrapped module, or of several that share a group."""
 
     def __init__(
@@ -152,7 +152,7 @@ class State:
         self.shared.final_callback_queued = False
 
 
-def set_requires_gradient_sync(states: Sequence[State], *, sync: bool) -> None:
+def set_requires_gradient_sync(states: Sequence[FSDPState], *, sync: bool) -> None:
     """Reduce gradients in the backward passes that follow, or keep them whole."""
     for state in states:
         if state.group is not None:

@@ -28,7 +28,7 @@ from vrambudget.errors import NotModelledError
 from vrambudget.parallel.ddp import buffers_of
 from vrambudget.parallel.fsdp2.param_group import ParamGroup
 from vrambudget.parallel.fsdp2.parameter import Policies, ShardedParameter
-from vrambudget.parallel.fsdp2.state import State
+from vrambudget.parallel.fsdp2.state import FSDPState
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.meta import allocated, to_empty
 from vrambudget.training.kbit import QuantisedLinear
@@ -53,7 +53,7 @@ class FullyShard:
 
     def __init__(self, model: Module, sharding: Sharding) -> None:
         self.sharding = sharding
-        self.states: list[State] = []
+        self.states: list[FSDPState] = []
         self._assigned: set[int] = set()  # parameters of inner groups
         self._ends: tuple[Module, ...] = ()  # the embedding and the head that accelerate looks at
         self._owners: dict[int, list[tuple[Module, str]]] = {}
@@ -125,7 +125,7 @@ class FullyShard:
                 post_forward=post_forward,
                 replicate=sharding.replicate,
             )
-        state = State(modules, group, sharding.policies)
+        state = FSDPState(modules, group, sharding.policies)
         for module in modules:
             module.hooks = state
         self.states.append(state)

@@ -201,10 +201,10 @@ class Run:
         groups = decay_groups(self._model)
         if name == "adafactor":
             from vrambudget.training.adafactor_of_transformers import (  # noqa: PLC0415 - few have it
-                Adafactor,
+                TransformersAdafactor,
             )
 
-            return Adafactor([*groups[0], *groups[1]])
+            return TransformersAdafactor([*groups[0], *groups[1]])
 
         def make(parameters: Sequence[Parameter]) -> Optimizer:
             optimizer = make_optimizer(name, implementation, parameters)

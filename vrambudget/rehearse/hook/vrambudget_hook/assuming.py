@@ -29,7 +29,7 @@ from typing import Any
 
 from .frames import own_frames, place
 from .operations import Operation, flat
-from .values import Arguments, Unknown
+from .values import Arguments, UnknownValue
 
 _FINITE = {"isfinite": 1, "isnan": 0, "isinf": 0}  # and what finite numbers answer
 _CHECKED = ("normal.Tensor_Tensor", "normal.float_Tensor")  # they read whether std >= 0
@@ -106,7 +106,7 @@ class Assuming:
     def numbers(self, tensor: Any) -> Any:
         """Return what a floating-point tensor is taken to hold, on the CPU. Raises Unknown."""
         if tensor.numel() > _NUMBERS:
-            raise Unknown
+            raise UnknownValue
         shape = list(tensor.shape)
         if self.kind == RANDOM:
             return self.values.uniform(shape, tensor.dtype, self.generator)
@@ -226,7 +226,7 @@ class Assuming:
 
         def kernel(keys: Any, target: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
             out = self._below(op, keys, (target, source, *args), kwargs)
-            with contextlib.suppress(Unknown):
+            with contextlib.suppress(UnknownValue):
                 if not self._is_unknown(source):
                     return out
                 if not self.values.on_gpu(target):

@@ -15,7 +15,7 @@ from typing import Any
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-class Cudnn:
+class CudnnStub:
     """What this process knows of cuDNN; `version` is that of one that answers ("9.19.0")."""
 
     def __init__(self, torch: Any, libraries: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ _CHILD = re.compile(r"\bself\.(\w+)")
 Path = tuple[str, ...]  # ("transformer", "h", "*", "mlp")
 
 
-class Modules:
+class ModulePaths:
     """The names of a process's modules and parameters."""
 
     def __init__(self) -> None:

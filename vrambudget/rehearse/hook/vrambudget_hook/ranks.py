@@ -27,7 +27,7 @@ from .sending import SENDING, Sent
 _KEPT = ("timeout", "group_name", "use_local_synchronization", "group_desc")
 
 
-class Groups:
+class ProcessGroups:
     """Makes fake groups for torch.distributed; `ranks`: of so many, whatever the script says."""
 
     def __init__(self, ranks: int | None, rank: int) -> None:
@@ -87,7 +87,7 @@ def pretend(ranks: int | None, rank: int, tracer: Any) -> None:
     distributed: Any = importlib.import_module("torch.distributed")
     if not distributed.is_available():
         return
-    groups = Groups(ranks, rank)
+    groups = ProcessGroups(ranks, rank)
     groups.replace()
     # DDP compares its parameters' sizes over all ranks: values, which are not sent here.
     verify = distributed._verify_params_across_processes  # noqa: SLF001 - what DDP calls
@@ -128,7 +128,7 @@ def _keep_order(reducer: Any, copying: Callable[[], Any]) -> None:
     reducer._rebuild_buckets = rebuild_buckets  # noqa: SLF001
 
 
-def _answer_ddp(groups: Groups) -> None:
+def _answer_ddp(groups: ProcessGroups) -> None:
     """Give DDP back the bucket that it sent: the fake group's answer is empty."""
     torch: Any = importlib.import_module("torch")
     ddp = torch.nn.parallel.DistributedDataParallel

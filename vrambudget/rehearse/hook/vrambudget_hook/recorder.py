@@ -30,10 +30,10 @@ from types import ModuleType
 from typing import Any
 
 from .counting import Iterations
-from .cudnn import Cudnn
+from .cudnn import CudnnStub
 from .endings import Stopped, watch_clock, watch_endings
 from .frames import addresses, history, own_frames, parameters, place
-from .modules import Modules
+from .modules import ModulePaths
 from .ranks import pretend
 from .reads import Reads
 from .value_tracer import ValueTracer
@@ -63,7 +63,7 @@ class Recorder:
         self.message: str | None = None  # of the exception that ended the script
         self.ended: str | None = None  # "steps" or "timeout" where we ended it, or a signal's name
         self.marks: deque[Any] = deque(maxlen=self.plan["marks"])
-        self.reads, self.modules = Reads(), Modules()
+        self.reads, self.modules = Reads(), ModulePaths()
         self.out_of_memory: list[dict[str, Any]] = []
         self.peaks: dict[int, list[int]] = {}  # by GPU: requested, allocated, reserved
         self.in_backward = 0
@@ -87,7 +87,7 @@ class Recorder:
         self.torch = torch
         if self.torch.version.cuda is None:
             return
-        self.cudnn = Cudnn(torch, self.plan["libraries"])
+        self.cudnn = CudnnStub(torch, self.plan["libraries"])
         self.torch.cuda._lazy_call(self._cuda_starts)
         self._watch_optimizers()
         self._watch_backward()

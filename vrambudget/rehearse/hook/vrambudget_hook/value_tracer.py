@@ -42,7 +42,7 @@ from .operations import (
     on_cpu,
 )
 from .sparse import Sparse
-from .values import Arguments, Unknown, Values
+from .values import Arguments, KnownValues, UnknownValue
 
 _TRACED = "AutocastIPU"
 _BRINGS = "TESTING_ONLY_GenericMode"
@@ -71,7 +71,7 @@ class ValueTracer:
         self.brings = native._dispatch_key_parse(_BRINGS)
         self.copies = native._dispatch_key_parse(_COPIES)
         self.own_keys = native.DispatchKeySet(self.traced) | native.DispatchKeySet(self.brings)
-        self.values = Values(torch, self.traced, on_gpu)
+        self.values = KnownValues(torch, self.traced, on_gpu)
         self.assuming, self.sparse = Assuming(self, *numbers, routing), Sparse(self)
         self.operations: dict[int, Operation] = {}
         self.libraries = [torch.library.Library(name, "IMPL") for name in ("_", "aten")]
@@ -206,7 +206,7 @@ class ValueTracer:
     def _beside(self, op: Any, found: Arguments) -> Any:
         """Return what follows from known values. Raises Unknown."""
         if self.described(op).foreign or self.described(op).unknown:
-            raise Unknown
+            raise UnknownValue
         return self.computed(op, found)
 
     def computed(self, op: Any, found: Arguments) -> Any:

@@ -32,7 +32,7 @@ _FEW = 16  # numbers of a tensor that may count something
 _INT64 = 8  # bytes
 
 
-class Unknown(Exception):  # noqa: N818 - not an error
+class UnknownValue(Exception):  # noqa: N818 - not an error
     """An operation has an argument whose value is not known."""
 
 
@@ -46,7 +46,7 @@ class Value(weakref.ref):  # type: ignore[type-arg]
     writes: int
 
 
-class Values:
+class KnownValues:
     """The values of one process. Tensors that have one carry the dispatch key `followed`."""
 
     def __init__(self, torch: Any, traced: Any, on_gpu: Callable[[Any], bool]) -> None:
@@ -227,7 +227,7 @@ class Arguments:
 
     def __init__(
         self,
-        values: Values,
+        values: KnownValues,
         args: Any,
         kwargs: Any,
         fresh: dict[int, Any],
@@ -241,7 +241,7 @@ class Arguments:
         self.args, self.kwargs = self._of(args), self._of(kwargs)
         self.kwargs.pop("pin_memory", None)
         if self.is_assumed and not self.is_known:
-            raise Unknown
+            raise UnknownValue
 
     def _of(self, argument: Any) -> Any:
         if isinstance(argument, self.values.torch.Tensor):
@@ -257,7 +257,7 @@ class Arguments:
     def _of_tensor(self, tensor: Any) -> Any:
         values = self.values
         if type(tensor) not in values.plain or tensor.layout is not values.torch.strided:
-            raise Unknown
+            raise UnknownValue
         if id(tensor) in self.fresh:
             return values.as_on_cpu(tensor, self.fresh[id(tensor)])
         value = values.of(tensor)
@@ -272,12 +272,12 @@ class Arguments:
                 self.read[id(tensor)] = self.numbers(tensor)
             return self.read[id(tensor)]
         if values.storages.nbytes(tensor) > values.limit:
-            raise Unknown
+            raise UnknownValue
         if not values.on_gpu(tensor):
             self.lent.add(values.storages.of(tensor))
             return tensor
         if tensor.is_floating_point() or tensor.is_complex():
-            raise Unknown
+            raise UnknownValue
         self.true, self.is_assumed = False, True
         return values.as_on_cpu(tensor, values.memory(tensor))
 
