@@ -88,6 +88,18 @@ def test_code_has_no_retired_word_in_names_comments_and_docstrings():
         assert not [found[0] for text in remarks for found in remark.finditer(text)], file
 
 
+def test_a_class_has_its_name_alone():
+    """But for twins: mirrors of families' code, whose names are theirs, and llama.cpp's."""
+    homes: dict[str, list[str]] = {}
+    for file in sorted((pages.ROOT / "vrambudget").rglob("*.py")):
+        path = file.relative_to(pages.ROOT).as_posix()
+        if not re.search(r"/models/|measure/nanogpt|serving/(llama_cpp|ggml)", path):
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    homes.setdefault(node.name, []).append(path)
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
 def test_the_glossary_has_the_words_of_a_verdict():
     glossary = pages.text_of(pages.ROOT / "docs" / "glossary.md")
     for word in (
