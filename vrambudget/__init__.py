@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what editors and type checkers read
     from vrambudget.integrations.preflight import preflight as preflight
     from vrambudget.integrations.run_here import run as run
     from vrambudget.integrations.server import serve as serve
+    from vrambudget.integrations.stepped import follow as follow
     from vrambudget.integrations.stepped import trace as trace
     from vrambudget.integrations.trainer import VramBudgetCallback as VramBudgetCallback
     from vrambudget.planning.advice import advise as advise
