@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
 from vrambudget.compiled.findings import findings
-from vrambudget.config import layout
+from vrambudget.config import device_mesh
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
@@ -137,5 +137,5 @@ def _refuse(job: Job) -> None:
         if value not in supported:
             raise NotModelledError(
                 f"{name} is {value!r}, which is not modelled for a compiled model",
-                hint=layout.REHEARSE if name == "ranks" else REHEARSE,
+                hint=device_mesh.REHEARSE if name == "ranks" else REHEARSE,
             )
