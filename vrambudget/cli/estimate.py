@@ -154,7 +154,7 @@ def _next_step(traced: Traced) -> str:
         batch = largest_batch(as_traced(traced), margin_bytes=spare)
     except NotModelledError as error:  # another batch may take another way through the code
         return f"the largest batch that fits is not known: {error}"
-    free = f"with {format_bytes(spare)} left free for a larger CUDA context"
+    free = f"with {format_bytes(spare)} left free, should the CUDA context be larger"
     if not batch:
         return f"no batch fits {free}: `--advise` lists what would help"
     option = "batch" if batch == scenario.job.batch else "--batch"

@@ -206,10 +206,10 @@ def _notes(found: Plan) -> list[str]:
     notes = []
     if multi_gpu := [choice for choice in shown if choice.gpus > 1]:
         nccl = format_bytes(multi_gpu[0].nccl_bytes)
-        notes.append(f"left: beside {nccl} for NCCL's buffers; sent: by each GPU")
+        notes.append(f"left: after {nccl} for NCCL's buffers; sent: by each GPU")
     if found.margin_bytes:
         notes.append(
-            f"each runs with {format_bytes(found.margin_bytes)} less: for a larger CUDA context"
+            f"each fits with {format_bytes(found.margin_bytes)} less, should the CUDA context be larger"
             + "; a desktop takes 0.3 to 1.6 GB more: --margin 2GiB" * ("RTX" in found.gpu)
         )
     notes += filled(shown)
