@@ -88,6 +88,12 @@ def test_code_has_no_retired_word_in_names_comments_and_docstrings():
         assert not [found[0] for text in remarks for found in remark.finditer(text)], file
 
 
+def test_a_release_is_a_screen():
+    releases = pages.text_of(pages.ROOT / "CHANGELOG.md").split("\n## ")[1:]
+    assert releases
+    assert all(len(release.splitlines()) <= 55 for release in releases)
+
+
 def test_a_class_has_its_name_alone():
     """But for twins: mirrors of families' code, whose names are theirs, and llama.cpp's."""
     homes: dict[str, list[str]] = {}

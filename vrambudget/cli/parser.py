@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
                 default=argparse.SUPPRESS,
                 action=_Help,
                 metavar="all",
-                help="with all: every option",
+                help="show this help; `--help all` has every option",
             )
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
