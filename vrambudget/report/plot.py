@@ -7,6 +7,7 @@ The drawing stretches with the page; its labels do not. They are placed in perce
 from collections.abc import Iterator, Sequence
 
 from vrambudget.escaping import escape
+from vrambudget.report.amounts import HUNDREDTHS
 from vrambudget.report.colours import slug, stacked
 from vrambudget.report.memory_curve import MemoryCurve, PhaseSpan
 from vrambudget.report.phrases import phase_text
@@ -35,18 +36,18 @@ def plot(curve: MemoryCurve, unit: str, available_bytes: int | None) -> str:
         f'<figure id="timeline" data-columns="{count}">'
         f'<svg viewBox="0 0 {count} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">'
         f"{''.join(_areas(curve, top))}{_reserved(curve, top)}{_borders(curve)}</svg>"
-        f'{labels}<div id="cursor"></div></figure>{_legend(curve)}'
+        f'{labels}<div id="cursor"></div></figure>{_legend(curve, unit)}'
         f'<div id="moment">{_moment(curve, unit)}</div>'
     )
 
 
-def _legend(curve: MemoryCurve) -> str:
-    """Return the names of parts that are drawn and not alive at the peak, whose legend is above."""
-    peak = curve.columns[curve.peak]
+def _legend(curve: MemoryCurve, unit: str) -> str:
+    """Return the names of parts that are drawn but too small at the peak for the legend above."""
+    peak, least = curve.columns[curve.peak], bytes_in(unit) // HUNDREDTHS
     shown = [
         name
         for n, name in enumerate(curve.parts)
-        if not peak.parts[n] and any(column.parts[n] for column in curve.columns)
+        if peak.parts[n] < least and any(column.parts[n] >= least for column in curve.columns)
     ]
     items = (f'<li><i style="background:var(--{slug(name)})"></i>{name}</li>' for name in shown)
     return f'<ul class="legend">{"".join(items)}</ul>' if shown else ""
