@@ -115,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
     output = chosen_format(args)
     text = json_text(asdict(found)) if output == "json" else render_plan(found, output)
     if output == "table" and found.gpus != 1 and _runs_here(scenario, args.model):
-        text += f"\n\nthat is for training; to run the model: vrambudget run {args.model} --gpu {args.gpu}"
+        run = f"vrambudget run {args.model} --gpu {args.gpu}"
+        text += f"\n\nthat is for training; to run the model: {run}"
     emit(text, args)
     on_all = [each for each in found.alternatives if each.choice.gpus == (gpus or 1)]
     as_long = [each.choice.fields.get("block", found.block) == found.block for each in on_all]

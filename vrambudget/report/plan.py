@@ -208,8 +208,9 @@ def _notes(found: Plan) -> list[str]:
         nccl = format_bytes(multi_gpu[0].nccl_bytes)
         notes.append(f"left: after {nccl} for NCCL's buffers; sent: by each GPU")
     if found.margin_bytes:
+        less = format_bytes(found.margin_bytes)
         notes.append(
-            f"each fits with {format_bytes(found.margin_bytes)} less, should the CUDA context be larger"
+            f"each fits with {less} less, should the CUDA context be larger"
             + "; a desktop takes 0.3 to 1.6 GB more: --margin 2GiB" * ("RTX" in found.gpu)
         )
     notes += filled(shown)
