@@ -120,6 +120,7 @@ def test_the_answer_begins_with(question, capsys):
         ("stable-diffusion-xl", "there is sdxl;"),
         ("gpt2 --gpu h100x8", "several GPUs are written 8xh100;"),
         ("gpt2 --gpu kaggle", "2xt4"),
+        ("gpt2 --gpu laptop", "rtx 4070 laptop"),
     ],
 )
 def test_an_unknown_name_says_which_door_is_open(name, door, capsys):

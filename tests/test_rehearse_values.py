@@ -9,9 +9,9 @@ from hooked import with_torch
 # The meta device stands for the card: it has no values of its own either.
 FOLLOW = """
 import operator, sys, torch
-from vrambudget_hook.value_tracer import Tracer
+from vrambudget_hook.value_tracer import ValueTracer
 assumed = {"numbers": NUMBERS, "routing": ROUTING}
-tracer = Tracer(torch, lambda *_: None, operator.attrgetter("is_meta"), **assumed)
+tracer = ValueTracer(torch, lambda *_: None, operator.attrgetter("is_meta"), **assumed)
 tracer.start()
 values = tracer.values
 

@@ -154,11 +154,13 @@ def _next_step(traced: Traced) -> str:
         batch = largest_batch(as_traced(traced), margin_bytes=spare)
     except NotModelledError as error:  # another batch may take another way through the code
         return f"the largest batch that fits is not known: {error}"
-    free = f"with {format_bytes(spare)} left free, should the CUDA context be larger"
+    free = (
+        f" with {format_bytes(spare)} left free, should the CUDA context be larger" if spare else ""
+    )
     if not batch:
-        return f"no batch fits {free}: `--advise` lists what would help"
+        return f"no batch fits{free}: `--advise` lists what would help"
     option = "batch" if batch == scenario.job.batch else "--batch"
-    return f"{option} {batch} is the largest that fits {free}"
+    return f"{option} {batch} is the largest that fits{free}"
 
 
 def _next_of_generation(scenario: Scenario, budget: Budget) -> str:

@@ -76,6 +76,7 @@ _MULTI_GPU = re.compile(
 )
 _COUNT_LAST = re.compile(r"(.*\d\S*?)\s*[x*:]\s*(\d{1,4})")  # "h100x8"
 _HOSTS = {"colab": "a t4, or an l4 or a100-40gb that costs", "kaggle": "2xt4 or a p100"}
+_HOSTS |= dict.fromkeys(("laptop", "notebook"), "a GPU with a name, such as 'rtx 4070 laptop'")
 _EXACT = re.compile(r"\s*[+-]?([\d.]+|nan|inf)\s*[kmgt]?i?b\s*", re.IGNORECASE)
 
 

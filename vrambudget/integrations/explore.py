@@ -29,6 +29,7 @@ _SIZES = {
     "grad_accum": tuple(2**n for n in range(9)),
     "lora_rank": (0, 1, 2, 4, 8, 16, 32, 64, 128, 256),
 }
+_LABEL = {"description_width": "110px"}  # "checkpointing" is wider than ipywidgets' own 80
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "optimizer": get_args(Optimizer),
@@ -92,13 +93,16 @@ def _controls(widgets: Any, scenario: Scenario) -> Any:
         yield (
             name,
             widgets.SelectionSlider(
-                options=options, value=now, description=name, continuous_update=False
+                options=options, value=now, description=name, style=_LABEL, continuous_update=False
             ),
         )
     for name, choices in _CHOICES.items():
         options = [(choice or "none", choice) for choice in choices]
         value = getattr(scenario.job, name) or ""
-        yield name, widgets.Dropdown(options=options, value=value, description=name)
+        yield (
+            name,
+            widgets.Dropdown(options=options, value=value, description=name, style=_LABEL),
+        )
 
 
 def _shown(model: ModelSource, gpu: str | Gpu | None, job: Mapping[str, Any]) -> str:

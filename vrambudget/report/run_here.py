@@ -118,7 +118,7 @@ def _split_of(row: RunChoice) -> str:
 
 
 def _devices(found: LlamaCppServing) -> Iterator[str]:
-    yield f"{'':<12} {'model':>11} {'KV cache':>10} {'compute':>10}   driver's own             of"
+    yield f"{'':<12} {'model':>11} {'KV cache':>10} {'compute':>10}   driver's own       capacity"
     for held, context, capacity in zip(
         found.gpus, found.context_bytes, found.capacity_bytes, strict=True
     ):
