@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vrambudget.recording.diffusers import built, libraries, taken
+from vrambudget.recording.diffusers import accepted, built, libraries
 
 
 class Tokenizer:
@@ -67,7 +67,7 @@ def pipeline(card: dict[str, Any], precision: str, length: int | None = None) ->
     }
     names = ("tokenizer", "tokenizer_2", "tokenizer_3")
     empty = dict.fromkeys(names[: len(card["tokens"])])
-    pipe = getattr(diffusers, card["pipeline"])(**taken(diffusers, card, {**made, **empty}))
+    pipe = getattr(diffusers, card["pipeline"])(**accepted(diffusers, card, {**made, **empty}))
     for name, tokens in zip(names, card["tokens"], strict=False):
         setattr(pipe, name, Tokenizer(tokens if length is None else length))
     pipe.set_progress_bar_config(disable=True)

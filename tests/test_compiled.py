@@ -265,16 +265,16 @@ def test_numbers_drawn_in_main_memory_are_read_as_a_layer_that_may_be_skipped_do
     import torch  # noqa: PLC0415
 
     from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415 - it imports torch
-    from vrambudget.compiled.inductor import _drawn  # noqa: PLC0415
+    from vrambudget.compiled.inductor import _sampled  # noqa: PLC0415
     from vrambudget.compiled.model import on_gpu  # noqa: PLC0415
 
     with recording(Platform()) as tape:
         mode = GpuMode()
         with on_gpu(mode):
             assert not torch.rand([]) < 0.0  # OPT, between the graphs of two layers
-            compiled = _drawn((), (), torch.float32)  # in a graph
+            compiled = _sampled((), (), torch.float32)  # in a graph
             assert not compiled < 0.1
-            assert _drawn((2,), (1,), torch.int64).tolist() == [0, 0]
+            assert _sampled((2,), (1,), torch.int64).tolist() == [0, 0]
             x = torch.ones(8, device="cuda") * compiled
             assert x.device.type == "cuda"
         del x

@@ -84,7 +84,7 @@ def test_the_crash_is_explained_completely_with_its_job():
     ]
     asked, held, _, others, later = explanation.findings
     assert asked.bytes == 6_593_445_888
-    assert "room for 1 more" in held.text  # 6.78 - 0.46 GiB = 6.32, 6.14 GiB each
+    assert "can hold 1 more" in held.text  # 6.78 - 0.46 GiB = 6.32, 6.14 GiB each
     assert in_gib(others.bytes) == "1.97"
     assert in_gib(later.bytes) == "12.28"
     assert "del logits" in explanation.next_steps[0]

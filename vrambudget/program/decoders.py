@@ -33,7 +33,7 @@ from vrambudget.ops import creation
 from vrambudget.program.bound import Env
 from vrambudget.program.decoder_experts import PlayedRouter
 from vrambudget.program.decoder_fields import annotations, kinds_of
-from vrambudget.program.decoder_parts import ProgramPart, Parts, Pass
+from vrambudget.program.decoder_parts import Parts, Pass, ProgramPart
 from vrambudget.program.form import Program
 from vrambudget.program.player import KINDS, WITH_BIAS
 from vrambudget.program.values import Values, operation
