@@ -1,14 +1,18 @@
 """Configurations and sizes that make no job: named at once, no traceback, never without end."""
 
 import contextlib
+import json
 import time
 from typing import Any
 
 import pytest
 
 from vrambudget import VramBudgetError, estimate
+from vrambudget.cli import main
+from vrambudget.cli.records import summary
 from vrambudget.config.job import Job
 from vrambudget.config.record import job_of_record
+from vrambudget.measure.record import runnable
 from vrambudget.tape import events
 
 SMALL: dict[str, Any] = {
@@ -71,3 +75,38 @@ def test_a_record_with_a_value_of_any_kind_is_read_or_refused(key, value):
     for words in ({"batch": 1, "block": 4}, {"kind": "generate", "batch": 1, "prompt": 4}):
         with contextlib.suppress(VramBudgetError):
             job_of_record({**words, key: value})
+
+
+@pytest.mark.parametrize("card", [[], {}, [1], 7, True])
+def test_a_job_to_rehearse_whose_card_is_no_text_is_refused(card, tmp_path, capsys):
+    (file := tmp_path / "jobs.jsonl").write_text(json.dumps({"model": "gpt2", "card": card}))
+    assert main(["rehearse", "--jobs", str(file)]) == 2
+    assert "it should be text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batch": "x"}, "batch is 'x'"),
+        ({"block": None}, "the job has no block"),
+        ({"steps": None}, "steps is None"),
+        ({"optimizer": []}, "optimizer is \\[\\]"),
+        ({"model": 7}, "a model is a name, a path or a dict, not 7"),
+        ({"model": {**SMALL, "model_type": "llama", "num_attention_heads": 5}}, "does not divide"),
+        ({"model": {**SMALL, "model_type": "llama", "num_hidden_layers": 10**8}}, "are too many"),
+        ({"model": {"model_type": "none", "hidden_size": 4}, "steps": 1.5}, "steps is 1.5"),
+        ({"kind": "generate", "prompt": -4}, "prompt is -4"),
+    ],
+)
+def test_a_job_of_a_file_that_makes_no_sense_is_refused_before_pytorch_runs(fields, words):
+    with pytest.raises(VramBudgetError, match=words):
+        runnable({"model": "gpt2", "batch": 1, "block": 4, **fields})
+
+
+def test_a_class_that_has_no_rules_here_may_run():
+    job = {"model": {"model_type": "none", "hidden_size": 4}, "batch": 1, "block": 4}
+    assert runnable(job) == job
+
+
+def test_a_record_without_an_id_is_summed_up():
+    assert summary({"measured": {"oom": "..."}, "card": "t4"}) == "no id: out of memory on t4"

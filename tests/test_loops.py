@@ -516,3 +516,10 @@ def test_a_modelled_loop_peaks_where_the_real_one_does(loop: str, mode: str) -> 
     for step, ours in enumerate(mirrored.steps):
         assert ours.peak_allocated_bytes == found.measured[f"peak_allocated_{step}"]
         assert ours.peak_reserved_bytes == found.measured[f"peak_reserved_{step}"]
+
+
+@pytest.mark.parametrize("options", [{}, {"lora_rank": 4}], ids=["weights", "adapters"])
+@pytest.mark.parametrize("loop", get_args(LoopName))
+def test_a_sequence_of_one_token_has_a_budget(loop: LoopName, options: dict[str, Any]) -> None:
+    tape = tape_of(tiny("llama", "causal-lm", loop=loop, block=1, precision="fp32", **options))
+    assert tape.peak_requested_bytes() > 0

@@ -133,9 +133,10 @@ def test_the_runner_knows_every_field_of_a_job():
 
 
 def test_a_named_model_runs_as_its_configuration():
-    assert runnable({"model": "gpt2", "batch": 1})["model"]["model_type"] == "gpt2"
-    assert runnable({"model": "nanogpt"}) == {"model": "nanogpt"}
-    assert runnable({"model": TINY}) == {"model": TINY}
+    rows = {"batch": 1, "block": 8}
+    assert runnable({"model": "gpt2", **rows})["model"]["model_type"] == "gpt2"
+    for model in ("nanogpt", TINY):
+        assert runnable({"model": model, **rows}) == {"model": model, **rows}
     with pytest.raises(VramBudgetError, match="gpt-3"):
         runnable({"model": "gpt-3"})
     with pytest.raises(VramBudgetError, match="several ranks") as refused:

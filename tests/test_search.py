@@ -47,6 +47,12 @@ def test_on_a_line_three_tries_are_enough():
     assert asked == [64, 123_456, 123_457]
 
 
+def test_where_the_line_misleads_halves_are_tried():
+    found, asked = search(lambda n: 1000 + 7 * (n // 100 * 100) // 4, range(1, 2**31), 2, 12_900)
+    assert found == 6899
+    assert len(asked) <= 24  # in steps by one as often as by halves it would be 33
+
+
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_a_bad_guess_costs_no_more_than_twice_a_search_by_halves(line):
     _, asked = search(line, range(1, 2**20), 1, 60_000)

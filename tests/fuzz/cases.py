@@ -3,10 +3,11 @@
 import json
 import math
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from test_laws import TINY
 
+from vrambudget.config.fields.training import LoopName
 from vrambudget.config.job import Job
 from vrambudget.models import config_class
 
@@ -23,6 +24,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "mode": ("train", "train", "eval", "generate", "forward"),
     "precision": ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"),
     "optimizer": ("adamw", "sgd", "sgd-momentum", "adafactor", "muon", "lion", "none"),
+    "loop": get_args(LoopName),
     "attention": ("sdpa", "eager"),
     "checkpointing": ("none", "full"),
     "grad_accum": (1, 2, 5),

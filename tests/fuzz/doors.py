@@ -310,10 +310,15 @@ def logged(rng: Random) -> str:
     return f"exit code {code}"
 
 
+@cache
+def _budget() -> str:
+    tiny = {"model_type": "gpt2", **TINY["gpt2"]}
+    return vrambudget.estimate(tiny, block=8, gpu="12GB").to_json()
+
+
 def saved(rng: Random) -> str:
     """Hold a saved budget, parts of it changed, against its reader and the reports."""
-    budget = vrambudget.estimate({"model_type": "gpt2", **TINY["gpt2"]}, block=8, gpu="12GB")
-    values = json.loads(budget.to_json())
+    values = json.loads(_budget())
     part = rng.choice(("job", "job", *values))
     values[part] = changed(rng, values[part])
     try:

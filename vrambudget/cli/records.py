@@ -21,8 +21,8 @@ def append_record(record: Mapping[str, Any], output: Path | None) -> None:
 
 def summary(record: Mapping[str, Any]) -> str:
     """Return a record as one line of text."""
-    measured = record["measured"]
+    measured, name = record["measured"], record.get("id", "no id")
     if "oom" in measured:
-        return f"{record['id']}: out of memory on {record['card']}"
+        return f"{name}: out of memory on {record['card']}"
     allocated, reserved = (format_bytes(measured[f"peak_{k}"]) for k in ("allocated", "reserved"))
-    return f"{record['id']}: {allocated} allocated, {reserved} reserved on {record['card']}"
+    return f"{name}: {allocated} allocated, {reserved} reserved on {record['card']}"

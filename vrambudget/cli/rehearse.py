@@ -215,10 +215,10 @@ def _job(args: argparse.Namespace) -> Rehearsal:
     return rehearse_report(job, gpu=gpu, options=options)
 
 
-def _gpu(name: str | None) -> Gpu:
+def _gpu(name: Any) -> Gpu:
     if name is None:
         raise VramBudgetError("name the GPU", hint='--gpu "RTX 3060", or --gpu 12GB')
-    if (named := nodes_of_gpus(name))[:2] != (1, 1):
+    if isinstance(name, str) and (named := nodes_of_gpus(name))[:2] != (1, 1):
         hint = "vrambudget rehearse --gpu {2} -- torchrun --nproc-per-node {1} train.py"
         raise VramBudgetError(f"{name}: one rank is rehearsed", hint=hint.format(*named))
     return find_gpu(name)

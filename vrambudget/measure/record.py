@@ -13,16 +13,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
 from vrambudget.config.fields.training import LoopName
 from vrambudget.config.job import Job
-from vrambudget.config.record import FOUND, check_keys
+from vrambudget.config.record import FOUND, check_keys, job_of_record
+from vrambudget.config.record_inference import is_inference
 from vrambudget.config.source import find_model
-from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.files import RESULT_BYTES, read_file
-from vrambudget.scenario import Scenario
+from vrambudget.scenario import Scenario, config_of, with_head
 
 DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
 """Fields of a job that no runner takes: versions are as installed, values decide the rest."""
@@ -142,8 +144,8 @@ def measure_context(*, python: str = sys.executable) -> dict[str, Any]:
 def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job as `measure.runner` reads it: a model that is named comes as its configuration.
 
-    Raises VramBudgetError for a name of a model or of a loop, or a key, that is not known, and for
-    one of several ranks.
+    Raises VramBudgetError for a name of a model or of a loop, or a key, that is not known, for a
+    value that makes no job, and for one of several ranks. A class without rules here may run.
     """
     check_keys(job)
     if job.get("parallel"):
@@ -157,10 +159,15 @@ def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
         raise VramBudgetError(
             f"loop {loop!r} is not known", hint=did_you_mean(str(loop), loops) or known
         )
-    model = job.get("model")
-    if not isinstance(model, str) or model == "nanogpt":  # the runner knows that one by name
+    found = find_model(job.get("model", ""))
+    with suppress(NotModelledError):
+        asked = job_of_record(job)
+        resolved = asked.resolve(with_head(config_of(found), found, asked.task).for_job(asked))
+        if resolved.block != asked.block and not is_inference(job):
+            raise VramBudgetError("the job has no block", hint="its sequences' length in tokens")
+    if job["model"] == "nanogpt":  # the runner knows that one by name
         return dict(job)
-    return {**job, "model": dict(find_model(model).values)}
+    return {**job, "model": dict(found.values)}
 
 
 def as_record(job: Mapping[str, Any], **found: Any) -> dict[str, Any]:

@@ -167,6 +167,7 @@ def _mark(step: int, phase: str) -> None:
 def main() -> None:
     """Run the job of one file and write its result to another, in one go."""
     warnings.filterwarnings("ignore")
+    sys.tracebacklimit = 0  # of what torch or transformers refuse, the last line
     job_file, result_file = map(Path, sys.argv[1:3])
     job = json.loads(job_file.read_text())
     try:

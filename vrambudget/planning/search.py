@@ -1,10 +1,10 @@
 """The largest size that fits, in few tries.
 
 Memory grows almost linearly with a size, so each try is where the line through the nearest tries
-meets the GPU's capacity. If such a try did not halve a long interval, its middle is tried; if
-nothing has failed yet although the line is past the capacity (PyTorch's allocator returns its cache
-when the GPU is full), the steps double. The search ends with one size that fits and a next one that
-does not.
+meets the GPU's capacity. If such a try did not halve a long interval, its middle is tried, and from
+then on where one more than the line said fits, too; if nothing has failed yet although the line is
+past the capacity (PyTorch's allocator returns its cache when the GPU is full), the steps double.
+The search ends with one size that fits and a next one that does not.
 
 Not modelled: reserved bytes may fall when a size rises by one (segments), so a larger size may
 happen to fit again; it is not searched for.
@@ -74,9 +74,10 @@ def largest_that_fits(
     tried: dict[int, Try] = {}
     good, bad = -1, len(sizes)  # indices of the largest that fits and the smallest that does not
     left = [bad - good]  # after each try
-    size, stride = start, 1
+    size, stride, misleads = start, 1, False  # it does where one more than it says fits, too
     while True:
         tried[size] = attempt(size)
+        misleads |= tried[size].fits and size == sizes[good + 1] and good >= 0
         if tried[size].fits:
             good = max(good, bisect_right(sizes, size) - 1)
         else:
@@ -90,7 +91,7 @@ def largest_that_fits(
             index = max(index, good + stride)
             stride *= 2
         many = left[-1] > _FEW and len(left) > _PATIENCE + 1
-        if fails and many and 2 * left[-1] > left[-1 - _PATIENCE]:
+        if fails and (misleads or (many and 2 * left[-1] > left[-1 - _PATIENCE])):
             index = (good + bad) // 2
         best = tried.get(sizes[good]) if good >= 0 and len(tried) < _GUESSES else None
         if best is not None and best.guess is not None and best.guess <= sizes[bad - 1]:

@@ -77,7 +77,7 @@ def rehearse_job(
         ended = process.run(run.command(program), device, plan, python_path=run.package)
         records = read_records(folder)
         if ended.exit_code or not records:
-            raise VramBudgetError(f"the job {job.get('id', '')} failed (exit {ended.exit_code})")
+            raise VramBudgetError(f"the job failed (exit {ended.exit_code})")
         measured = run.measured()
     found = tuple(read_events(records[0])) if events else ()
     return JobRehearsal(job, device.name, records[0]["versions"], measured, found)

@@ -160,6 +160,7 @@ class FusedHead(Module):
         N = hidden.shape[0]
         sums = [made("full", (N,), float32) for _ in range(7)]
         mm_buf = made("empty", (min(N, _TOKENS), _ROWS), dtype)
+        hidden_chunk: Tensor | None = None  # of no tokens there is none
         for tokens in _parts(N, _TOKENS):
             hidden_chunk = _cast((tokens, hidden.shape[1]), hidden.dtype, dtype)
             for rows in _parts(weight.shape[0], _ROWS):
@@ -250,6 +251,7 @@ def _head_gradients(
     grad_hidden = made("zeros", shapes[0], float32) if needs[0] else None
     grad_weight = made("zeros", shapes[1], float32) if needs[1] else None
     mm_buf = made("empty", (min(N, _TOKENS), _ROWS), dtype)
+    hidden_chunk = w_chunk = None
     for tokens in _parts(N, _TOKENS):
         hidden_chunk = _cast((tokens, H), hidden_dtype, dtype)
         for rows in _parts(V, _ROWS):
