@@ -7,7 +7,7 @@ ggml/src/ggml-cuda/ggml-cuda.cu (offload_op).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vrambudget.serving.ggml_graph import HOST, Node
+from vrambudget.serving.ggml_graph import CACHE, HOST, Node
 
 F32 = 4
 """Bytes of a number in a graph."""
@@ -35,6 +35,7 @@ class Builder:
         self.rows, self.gpu, self.keeps_norms = rows, gpu, keeps_norms
         self.is_fused = is_fused
         self.nodes: list[Node] = []
+        self.expanded = 0  # nodes that stand, when others are asked for
         self.leaves: list[Node] = []
 
     def norm(self, of: Mapping[str, Weight], name: str, x: Node, *, in_place: bool = False) -> Node:
@@ -46,7 +47,8 @@ class Builder:
 
     def scaled(self, weight: Weight, x: Node) -> Node:
         """Return x times a weight, or with it as a bias."""
-        return self.same(x, self.weight(weight), device=self.runs_on(weight))
+        rows = (x.nbytes - x.more) // F32 // weight.shape[0]
+        return self.same(x, self.weight(weight), device=self.runs_on(weight, rows))
 
     def matrix(self, of: Mapping[str, Weight], name: str, *sources: Node, times: int = 1) -> Node:
         """Return a product with a weight, and its bias's sum. `times`: experts of a token."""
@@ -103,6 +105,23 @@ class Builder:
         """Write a part of a tensor to memory that stays."""
         part = Node(nbytes, None, [of], lies=True)
         self.nodes += [part, Node(0, device, [part], lies=True)]
+        self.expand()
+
+    def expand(self) -> None:
+        """Let all nodes stand: what is written `early` comes after them."""
+        self.expanded = len(self.nodes)
+
+    def early(self, node: Node) -> Node:
+        """Write a node before those that nothing has asked for yet."""
+        self.nodes.insert(self.expanded, node)
+        self.expanded += 1
+        return node
+
+    def view(self, of: Node, nbytes: int) -> Node:
+        """Return a part of a tensor, which is copied by itself where another device reads it."""
+        found = Node(nbytes, None, [of], shape=CACHE, lies=True)
+        self.nodes.append(found)
+        return found
 
     def fuses(self, weight: Weight) -> bool:
         """Return whether CUDA's kernels do several operations around a weight's at once."""
@@ -140,7 +159,7 @@ class Builder:
         """Return a weight as it lies."""
         return Node(weight.nbytes, weight.device, lies=True)
 
-    def runs_on(self, weight: Weight) -> int:
-        """Return where a weight's operation runs: large batches on a GPU."""
-        is_moved = weight.device == HOST and self.rows >= _LEAST_ROWS
+    def runs_on(self, weight: Weight, rows: int = 0) -> int:
+        """Return where a weight's operation runs: large batches on a GPU. `rows`: of heads."""
+        is_moved = weight.device == HOST and max(rows, self.rows) >= _LEAST_ROWS
         return self.gpu if is_moved else weight.device

@@ -64,7 +64,7 @@ class Node:
 
 def needed(leaves: Sequence[Node], nodes: Sequence[Node], *, pipelined: bool) -> dict[int, int]:
     """Return the bytes that each device's buffer has. `pipelined`: with inputs of four batches."""
-    _place(nodes)
+    place_open(nodes)
     ordered, kept = _with_copies(nodes)
     arenas: dict[int, _Arena] = {}
     if pipelined:
@@ -85,7 +85,7 @@ def needed(leaves: Sequence[Node], nodes: Sequence[Node], *, pipelined: bool) ->
     return {device: arena.top for device, arena in arenas.items()}
 
 
-def _place(nodes: Sequence[Node]) -> None:
+def place_open(nodes: Sequence[Node]) -> None:
     """Give open nodes the device of the GPU's node before them, else of the next one."""
     for ways in (nodes, list(reversed(nodes))):
         current: int | None = None
@@ -109,7 +109,7 @@ def _with_copies(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
         foreign = [s for s in node.sources if s.device != node.device]
         if node.device != device or (inputs and any(s.lies and s.shape != CACHE for s in foreign)):
             device, start, inputs = node.device, len(ordered), 0
-        assert device is not None  # noqa: S101 - `_place` has seen to it
+        assert device is not None  # noqa: S101 - `place_open` has seen to it
         for source in foreign:
             if (source, device) not in copies:
                 copy = copies[source, device] = Node(source.nbytes, device, [source])
@@ -138,7 +138,7 @@ def _allocate(arenas: dict[int, "_Arena"], node: Node) -> None:
 
 
 def _arena(arenas: dict[int, "_Arena"], node: Node) -> "_Arena":
-    assert node.device is not None  # noqa: S101 - `_place` has seen to it
+    assert node.device is not None  # noqa: S101 - `place_open` has seen to it
     found = arenas.get(node.device)
     if found is None:
         found = arenas[node.device] = _Arena(OF_HOST if node.device == HOST else ALIGNMENT)

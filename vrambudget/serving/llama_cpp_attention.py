@@ -10,17 +10,18 @@ Since 2026 keys and values of a quantised cache are turned by a matrix, queries 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_attn_mha,
 build_attn_inp_kv), src/llama-kv-cache.cpp (build_input_k_rot), src/models/deepseek2.cpp,
 ggml/src/ggml-cuda/fattn.cu (ggml_cuda_flash_attn_ext_get_alloc_size).
-Not modelled: recurrent layers but by their projections that are neither delta nets nor Mamba 2.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vrambudget.serving.ggml_builder import F32, Builder, Weight
+from vrambudget.serving.ggml_builder import F32, Weight
 from vrambudget.serving.ggml_graph import CACHE, HOST, Node
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import row_bytes
+from vrambudget.serving.llama_cpp_place import in_a_buffer
+from vrambudget.serving.llama_cpp_recurrent import Recurrent
 from vrambudget.serving.options import LlamaCppOptions
 
 if TYPE_CHECKING:
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 _UNQUANTISED = frozenset({"f32", "f16", "bf16"})
 _PARTLY = frozenset({"bert", "cohere2", "cohere2moe", "jina-bert-v2", "llama4"})  # in windows
 _FOLDED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})  # 4 positions
-_OF_STATE = ("ssm_ba", "ssm_alpha", "ssm_beta")  # how a state decays, and is added to
 
 
-class Attention(Builder):
+class Attention(Recurrent):
     """A graph's attention. `cells`: of a cache of all tokens, and of one of a window."""
 
     def __init__(
@@ -44,6 +44,7 @@ class Attention(Builder):
         cells: tuple[int, int | None],
         outputs: int,
         flash: bool,
+        rows: int = 0,
     ) -> None:
         self.model, self.options, self.placed, self.flash = model, options, placed, flash
         self.is_spread = not flash  # the cache's values; decided before attention is tried
@@ -52,7 +53,7 @@ class Attention(Builder):
         self.copies_caches = flash and placed.has_gpus and not options.has_all_logits  # to float16
         self.is_encoder = model.architecture in UNCACHED
         super().__init__(
-            rows=min(options.ubatch_size, options.batch_size, max(cells[0], 1)),
+            rows=rows or min(options.ubatch_size, options.batch_size, max(cells[0], 1)),
             gpu=0 if placed.has_gpus else HOST,
             keeps_norms=self.is_whole,
             is_fused=options.engine_version == "2026-10",
@@ -63,7 +64,9 @@ class Attention(Builder):
         self.masks: dict[bool, Node] = {}  # of layers with a window, and of the others
         self.idxs: dict[bool, tuple[tuple[Node], tuple[Node]]] = {}  # where keys and values go
         self.rotations: dict[bool, tuple[Node | None, Node | None]] = {}
-        self.pos = self.out_ids = self.sequences = self.scales = self.top = Node(0, HOST)
+        self.pos = self.out_ids = self.scales = self.top = Node(0, HOST)
+        self.sequences = self.of_batch = self.of_others = Node(0, HOST)
+        self.attended: list[tuple[int, Node]] = []  # by the kernel, in which layer
         self.fresh: list[Node] = []  # keys and values that no cache keeps
         self.factors: dict[int, Node] = {}  # of rotary tables, on each device that has layers
 
@@ -71,6 +74,9 @@ class Attention(Builder):
         """Add what attention reads."""
         if any(self.model.states):
             self.sequences = self.leaf(self.slots)
+            self.of_batch, self.of_others = (self.view(self.sequences, n * F32) for n in (1, 3))
+        if not any(self.model.keys) and not self.is_encoder:
+            return
         self.pos = self.leaf(self.rows * (4 if self.model.architecture in _FOLDED else 1))
         if self.model.architecture == "llama4":
             self.scales = self.leaf(self.rows)
@@ -115,7 +121,7 @@ class Attention(Builder):
     ) -> Node:
         """Return what a layer adds to the residual stream; without `project` what it projects."""
         if "attn_output" not in of:
-            return self._recurrent(layer, of, cur)
+            return self.recurrent(layer, of, cur)
         if "attn_kv_a_mqa" in of:
             return self._latent(layer, of, cur)
         gate = None
@@ -126,14 +132,21 @@ class Attention(Builder):
             is_copied = self.options.engine_version == "2025-05"
             parts = (self.node(n, joint) if is_copied else joint for n in (width, keys, values))
             queries = self.node(width, next(parts), *self._turning(layer))
+            queries = self._turned(layer, width, queries)
+            turned = self._turned(layer, values, joint, of_values=True)
             rotated = self.node(keys, next(parts), *self._turning(layer))
-            self._store(layer, rotated, next(parts))
+            rotated = self._turned(layer, keys, rotated)
+            self._store(layer, rotated, next(parts) if turned is joint else turned)
         else:
             queries, gate = self._queries(layer, of, cur)
+            queries = self._turned(layer, queries.nbytes // F32 // self.rows, queries)
             if self.model.keys[layer] or self.is_encoder:  # else an earlier layer's are read
                 made = self.matrix(of, "attn_v", cur) if "attn_v" in of else cur
-                self._store(layer, self._rotated(layer, of, "attn_k", cur), made)
+                made = self._turned(layer, self.model.values[layer], made, of_values=True)
+                rotated = self._rotated(layer, of, "attn_k", cur)
+                self._store(layer, self._turned(layer, self.model.keys[layer], rotated), made)
         made = self._kernel(layer, queries, of["attn_output"].shape[0])
+        self.expand()
         if gate:
             made = self._turned_back(layer, of, made)
             made.shape = "of heads"  # the gate is what its product takes the place of
@@ -145,6 +158,11 @@ class Attention(Builder):
         if not any(self.model.states):  # these are turned back before their gate
             made = self._turned_back(layer, of, made)
         return self.matrix(of, "attn_output", made)
+
+    def _turned(self, layer: int, width: int, x: Node, *, of_values: bool = False) -> Node:
+        """Return queries, keys or values by the matrix of a quantised cache, if there is one."""
+        turn = self.rotations[self.model.windows[layer] is not None][of_values]
+        return self.node(width, turn, x) if turn else x
 
     def _turned_back(self, layer: int, of: Mapping[str, Weight], made: Node) -> Node:
         """Return what attention made of values that were turned."""
@@ -186,7 +204,7 @@ class Attention(Builder):
     def _kernel(self, layer: int, queries: Node, width: int, own: Node | None = None) -> Node:
         """Return attention's output: by one kernel, or by way of scores."""
         model, options = self.model, self.options
-        is_window = model.windows[layer] is not None
+        is_window, reader = model.windows[layer] is not None, layer
         cells = (self.cells[1] if is_window else None) or self.cells[0]
         mask = own or self.masks[is_window]
         if self.flash and self.options.has_all_logits and not mask.sources:  # it is cast once
@@ -194,43 +212,40 @@ class Attention(Builder):
         if not (model.keys[layer] or self.is_encoder):  # it reads that of the last of its kind
             kept = zip(model.keys[:layer], model.windows[:layer], strict=True)
             layer = max(n for n, (k, w) in enumerate(kept) if k and w == model.windows[layer])
-        if turn_keys := self.rotations[is_window][0]:
-            queries = self.node(queries.nbytes // F32 // self.rows, turn_keys, queries)
         caches, extra = list(self.fresh), 0
-        for kind, each in (
-            (options.cache_type_k, model.keys[layer]),
-            (options.cache_type_v, model.values[layer]),
+        head = model.window_head if is_window else (model.head_keys, model.head_values)
+        for kind, each, width_of_head in (
+            (options.cache_type_k, model.keys[layer], head[0]),
+            (options.cache_type_v, model.values[layer], head[1]),
         ):
-            if each:
+            if each:  # a copy's rows are those of a head
                 size = row_bytes(kind.upper(), each) * cells
-                caches.append(Node(size, self._cache_device(layer), shape=CACHE, lies=True))
+                size = in_a_buffer(size, kind.upper(), width_of_head)
+                caches.append(Node(size, self.cache_device(layer), shape=CACHE, lies=True))
                 if self.copies_caches and kind != "f16":
                     extra += each * cells * 2
         if self.flash:
             if model.keys[layer] and not model.values[layer]:  # values are a part of latent rows
                 latent = caches[0].nbytes * width // model.heads // model.keys[layer]
                 caches.append(Node(latent, caches[0].device, shape=CACHE, lies=True))
-            return self.node(width, queries, *caches, mask, more=extra)
+            found = self.node(width, queries, *caches, mask, more=extra)
+            self.attended.append((reader, found))
+            return found
         number = cells * model.heads
         return self.by_scores(number, width, queries, caches, mask, copies=not self.is_spread)
 
     def _store(self, layer: int, *made: Node) -> None:
         """Write keys, and values, to the cache."""
-        is_window = self.model.windows[layer] is not None
-        widths = self.model.keys[layer], self.model.values[layer]
-        turned = [
-            self.node(width, turn, each) if turn else each
-            for each, turn, width in zip(made, self.rotations[is_window], widths, strict=False)
-        ]
-        self.fresh = [] if any(self.model.keys) else turned
-        idxs = self.idxs.get(is_window, ((), ()))
-        for each, places in zip(turned, idxs, strict=False):
+        self.fresh = [] if any(self.model.keys) else list(made)
+        idxs = self.idxs.get(self.model.windows[layer] is not None, ((), ()))
+        for each, places in zip(made, idxs, strict=False):
             if self.model.keys[layer]:
                 self._write(layer, each, *places)
 
     def _write(self, layer: int, *sources: Node) -> None:
         """Write what a layer keeps of each token."""
-        self.nodes.append(Node(0, self._cache_device(layer), sources, lies=True))
+        self.nodes.append(Node(0, self.cache_device(layer), sources, lies=True))
+        self.expand()
 
     def _chosen(self, layer: int, of: Mapping[str, Weight], cur: Node, first: Node) -> Node:
         """Return a mask of the tokens that this layer's indexer chose, or the last one before."""
@@ -285,46 +300,3 @@ class Attention(Builder):
         self._store(layer, self.node(self.model.keys[layer], made, rotated), made)
         width = of["attn_output"].shape[0]
         return self.matrix(of, "attn_output", self._kernel(layer, queries, width))
-
-    def _recurrent(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
-        """Return what a recurrent layer makes: convolved, and by way of its state."""
-        is_mamba = "ssm_in" in of and "ssm_x" not in of  # the second
-        if not is_mamba and not {"attn_qkv", "attn_gate", "ssm_out"} <= of.keys():
-            return self._mixer(of, cur)
-        kernel, channels = of["ssm_conv1d"].shape
-        convolved, values = (kernel - 1) * channels, of["ssm_out"].shape[0]
-        state = (self.model.states[layer] - convolved) * self.slots * F32  # of each sequence
-        lies = self._cache_device(layer)
-        before = self.node(0, self.sequences, more=convolved * self.slots * F32, device=lies)
-        joint = self.matrix(of, "ssm_in" if is_mamba else "attn_qkv", cur)
-        read = self.node(channels, before, joint, more=before.nbytes)
-        self.keep(read, read.nbytes - F32 * self.rows // self.slots, lies)
-        if is_mamba:
-            mixed = self.same(self.node(channels, read))
-            steps = self.same(self.node(of["ssm_dt.bias"].shape[0], joint))
-            made = self.node(values, mixed, steps, self.sequences, more=state)
-            self.keep(made, state, lies)
-            gate = self.node(values, joint)
-            made = self.node(values, made, self.node(values, mixed), in_place=True)
-            normed = self.same(self.node(values, self.node(values, gate, made), in_place=True))
-            return self.matrix(of, "ssm_out", normed)
-        kept = self.node(0, self.sequences, more=state, device=lies)
-        mixed = self.same(self.node(channels, read))
-        halves = [self.node((channels - values) // 2, mixed) for _ in "qk"]
-        small = [self.copied(self.matrix(of, name, cur)) for name in _OF_STATE if name in of]
-        made = self.node(values, *halves, mixed, *small, kept, more=state)
-        self.keep(made, state, lies)
-        normed = self.same(self.node(values, made))
-        gate = self.copied(self.matrix(of, "attn_gate", cur))
-        out = self.matrix(of, "ssm_out", self.same(normed, gate))
-        out.shape = "of sequences"  # it is a view of it that the residual is added to
-        return out
-
-    def _mixer(self, of: Mapping[str, Weight], cur: Node) -> Node:
-        """Return what another recurrent layer makes, with its projections alive at once."""
-        names = [n for n in of if n[:3] in {"att", "ssm", "sho"} and len(of[n].shape) > 1]
-        made = [self.matrix(of, n, cur) for n in names if of[n].shape[0] == self.model.hidden]
-        return self.node(self.model.hidden, *made)
-
-    def _cache_device(self, layer: int) -> int:
-        return HOST if self.options.no_kv_offload else self.placed.devices[layer]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.serving.ggml_builder import F32, Weight
-from vrambudget.serving.ggml_graph import CACHE, HOST, Node, needed
+from vrambudget.serving.ggml_graph import CACHE, HOST, Node, needed, place_open
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.llama_cpp_attention import Attention
@@ -38,7 +38,8 @@ _REDUCED = 15  # experts of a token whose sum one kernel makes, at most
 _CHOSEN_AT_ONCE = frozenset({288, 576, *(1 << n for n in range(10))})  # of so many experts
 _WEIGHED_LATER = frozenset({"gpt-oss", "llama4"})
 _UNNORMED = frozenset({"deepseek", "jamba", "olmoe", "qwen2moe"}) | _WEIGHED_LATER
-_RESIDUAL_FIRST = frozenset({"phi3", "phimoe"})  # whose sum takes the residual's place
+_SHORT = frozenset({"lfm2", "lfm2moe"})
+_RESIDUAL_FIRST = frozenset({"phi3", "phimoe"}) | _SHORT  # whose sum takes the residual's place
 
 
 def compute_bytes(
@@ -55,10 +56,14 @@ def compute_bytes(
     `cells`: of a cache of all tokens, and of one of a window; `outputs`: rows of logits.
     """
     graph = _Graph(model, options, placed, cells=cells, outputs=outputs, flash=flash)
-    if options.flash_attn == "auto" and options.engine_version == "2026-05" and placed.has_gpus:
-        sinks = (of["attn_sinks"].device for of in placed.layers if "attn_sinks" in of)
-        graph.flash &= HOST not in sinks  # it would be on the GPU, away from its layer
     try:
+        if options.flash_attn == "auto" and flash and placed.has_gpus:
+            slots, _ = options.slots_and_streams
+            probe = _Graph(
+                model, options, placed, cells=cells, outputs=slots, flash=flash, rows=slots
+            )
+            probe.build()
+            graph.flash = probe.attends_where_layers_are()
         graph.build()
     except KeyError as missing:
         what = f"a layer of {model.architecture} has no tensor {missing.args[0]!r}"
@@ -109,6 +114,11 @@ class _Graph(Attention):
             logits = self.matrix({"output": output}, "output", norm)
             logits.readers += 1  # it is asked for
 
+    def attends_where_layers_are(self) -> bool:
+        """Return whether attention's kernel is on each layer's device, or llama.cpp drops it."""
+        place_open(self.nodes)
+        return all(node.device == self.placed.devices[layer] for layer, node in self.attended)
+
     def _given(self, features: int) -> list[Node]:
         """Add embeddings as an input, which what is not chosen reads; return those among tokens."""
         if self.is_old:
@@ -127,6 +137,7 @@ class _Graph(Attention):
             x, own = (self._padded(each, features) for each in (x, own))
         made = self.node(self.model.hidden * (1 + features), given)
         self.nodes.append(Node(0, None, [own, slots, made], lies=True))
+        self.expand()
         made.readers += 1  # nothing is made of what is not chosen
         return self.same(x, self.leaf(self.rows)) if self.model.architecture in _SCALED else x
 
@@ -142,11 +153,13 @@ class _Graph(Attention):
         if not {"ffn_norm", "post_attention_norm"} & of.keys() and "attn_norm" in of:
             if {"attn_output", "ffn_down"} <= of.keys():
                 return self._parallel(layer, of, x, normed, is_last=is_last)
-            return self.add(self._alone(layer, of, normed), x)
+            cur = self._alone(layer, of, normed)
+            if is_last:
+                cur, x = self._asked_for(cur, x)
+            return self.add(cur, x)
         cur = self.attention(layer, of, normed)
         if is_last:
-            self.rows = self.outputs
-            cur, x = (self.node(self.model.hidden, n, self.out_ids) for n in (cur, x))
+            cur, x = self._asked_for(cur, x)
         if "layer_output_norm" in of:  # BERT's: what is added is normed
             x = self.norm(of, "attn_output_norm", self.add(cur, x))
             return self.norm(of, "layer_output_norm", self.add(self._mlp(of, x), x))
@@ -154,7 +167,7 @@ class _Graph(Attention):
         if "post_attention_norm" in of and not is_norm_before:
             cur = self.norm(of, "post_attention_norm", cur, in_place=True)
         before = "ffn_norm" if "ffn_norm" in of else "post_attention_norm"
-        x = self.add(cur, x)
+        x = self.add(x, cur) if self.model.architecture in _SHORT else self.add(cur, x)
         cur = self.norm(of, before, x) if "ffn_norm" in of or is_norm_before else x
         cur = self._mixture(of, cur) if "ffn_down_exps" in of else self._mlp(of, cur)
         if "post_ffw_norm" in of:
@@ -164,6 +177,11 @@ class _Graph(Attention):
         x = self.add(cur, x)
         x = self._with_embeddings(layer, of, x, is_last=is_last) if "inp_gate" in of else x
         return self.scaled(of["layer_output_scale"], x) if "layer_output_scale" in of else x
+
+    def _asked_for(self, *made: Node) -> list[Node]:
+        """Return the rows whose logits are asked for; those after them are of these alone."""
+        self.rows = self.outputs
+        return [self.node(self.model.hidden, each, self.out_ids) for each in made]
 
     def _with_embeddings(
         self, layer: int, of: Mapping[str, Weight], x: Node, *, is_last: bool
@@ -190,10 +208,7 @@ class _Graph(Attention):
         made = self.attention(layer, of, normed, project=False)
         if is_last:
             made = self.projected(layer, of, made)
-            self.rows = self.outputs
-            made, x, normed = (
-                self.node(self.model.hidden, n, self.out_ids) for n in (made, x, normed)
-            )
+            made, x, normed = self._asked_for(made, x, normed)
         cur = self.add(self._mlp(of, normed), x)
         return self.add(cur, made if is_last else self.projected(layer, of, made))
 
@@ -242,6 +257,7 @@ class _Graph(Attention):
             total = self.add(total, down)
         if self.fuses(of["ffn_down_exps"]) and 1 < used <= _REDUCED and not is_weighted_first:
             self.stays(raw, weights)
+        self.expand()
         if "ffn_down_shexp" not in of:
             return total
         shared = self.matrix(of, "ffn_down_shexp", shared or self._activated(of, cur, "_shexp"))
@@ -266,6 +282,7 @@ class _Graph(Attention):
         is_at_once = many in _CHOSEN_AT_ONCE and name not in _WEIGHED_LATER
         if is_at_once and self.fuses(of["ffn_gate_inp"]):
             self.stays(*made)
+        self.expand()
         return chosen, weights
 
     def _is_shared_beside(self, of: Mapping[str, Weight]) -> bool:

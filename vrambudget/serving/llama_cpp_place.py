@@ -132,7 +132,8 @@ def _telling(
         kind = (devices[layer], model.windows[layer], model.keys[layer], *sorted(parts))
         seen[kind] = seen.get(kind, 0) + 1
         is_reader = "attn_q" in of and any(model.keys) and not model.keys[layer]  # all copies stay
-        if seen[kind] <= _TELLING or layer == model.layers - 1 or is_reader:
+        is_edge = len(set(devices[max(layer - 1, 0) : layer + 2])) > 1
+        if seen[kind] <= _TELLING or layer == model.layers - 1 or is_reader or is_edge:
             yield layer
 
 

@@ -1,0 +1,186 @@
+"""Recurrent layers in llama.cpp's graphs: a convolution's last tokens, and a state.
+
+    convolved  [k - 1 + T / S, channels, S]: what the cache has of each of S sequences, and the batch
+    state      read from the cache, by one kernel with the batch, written back
+    early      the first reads of a layer stand before what the layer before has yet to do: a graph
+               is written as far as it is asked for
+
+Source: llama.cpp b11549 of October 2026: src/llama-graph.cpp (build_rs), src/models/mamba-base.cpp,
+delta-net-base.cpp, qwen35.cpp, lfm2.cpp; ggml-cuda.cu (offload_op: a scan is never moved to a GPU).
+Not modelled: other recurrent layers but by their projections.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from vrambudget.serving.ggml_builder import F32, Builder, Weight
+from vrambudget.serving.ggml_graph import CACHE, HOST, Node
+from vrambudget.serving.gguf_model import GgufModel
+from vrambudget.serving.options import LlamaCppOptions
+
+if TYPE_CHECKING:
+    from vrambudget.serving.llama_cpp_place import Placement
+
+_VIEWED = "by sequences"  # a shape whose place nothing takes: what reads it reads a view
+_DELTA_NET = frozenset({"attn_qkv", "attn_gate", "ssm_out"})
+
+
+class Recurrent(Builder):
+    """A graph's recurrent layers. `slots`: sequences; `sequences`: which states are theirs, also
+    in two parts.
+    """
+
+    model: GgufModel
+    options: LlamaCppOptions
+    placed: "Placement"
+    slots: int
+    sequences: Node
+    of_batch: Node
+    of_others: Node
+
+    def recurrent(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+        """Return what a recurrent layer adds to the residual stream."""
+        if "shortconv.conv" in of:
+            return self._short_convolution(layer, of, cur)
+        if "ssm_in" in of:
+            return self._mamba(layer, of, cur)
+        if of.keys() >= _DELTA_NET:
+            return self._delta_net(layer, of, cur)
+        names = [n for n in of if n[:3] in {"att", "ssm", "sho"} and len(of[n].shape) > 1]
+        made = [self.matrix(of, n, cur) for n in names if of[n].shape[0] == self.model.hidden]
+        return self.node(self.model.hidden, *made)
+
+    def cache_device(self, layer: int) -> int:
+        """Return where a layer's cache, or its state, is."""
+        return HOST if self.options.no_kv_offload else self.placed.devices[layer]
+
+    def _before(self, layer: int, weight: Weight) -> Node:
+        """Return a convolution's last tokens, as the cache has them."""
+        kernel, channels = weight.shape
+        nbytes = (kernel - 1) * channels * self.slots * F32
+        return self.early(Node(nbytes, self.cache_device(layer), [self.sequences]))
+
+    def _convolved(self, layer: int, weight: Weight, before: Node, made: Node) -> Node:
+        """Return a convolution of what was before, and is in this batch."""
+        read = self.node(weight.shape[1], before, made, more=before.nbytes)
+        last = read.nbytes - F32 * self.rows // self.slots
+        self.keep(read, last, self.cache_device(layer))
+        return self.node(weight.shape[1], read, self.weight(weight), device=self.runs_on(weight))
+
+    def _short_convolution(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+        weight = of["shortconv.conv"]
+        before = self._before(layer, weight)
+        three = self.matrix(of, "shortconv.in_proj", cur)
+        mixed = self._convolved(layer, weight, before, self.node(weight.shape[1], three))
+        return self._out(of, "shortconv.out_proj", self.same(mixed, three))
+
+    def _mamba(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+        """Return what Mamba makes, the first (`ssm_x`) or the second."""
+        weight, values = of["ssm_conv1d"], of["ssm_out"].shape[0]
+        before = self._before(layer, weight)
+        joint = self.matrix(of, "ssm_in", cur)
+        mixed = self._convolved(layer, weight, before, joint)
+        mixed = self.same(self.scaled(of["ssm_conv1d.bias"], mixed))
+        is_first = "ssm_x" in of
+        read = self._selected(of, mixed) if is_first else self._steps(of, mixed, joint)
+        made = self._scanned(layer, of, values, read)
+        gate = self.node(values, joint)
+        direct = of["ssm_d"]
+        if is_first:
+            own = self.scaled(direct, mixed)
+        else:
+            own = self.node(values, mixed, self.weight(direct), device=self.runs_on(direct))
+        made = self.node(values, made, own, in_place=True)
+        made = self.node(values, gate, made)
+        if "ssm_norm" in of:
+            made = self.norm(of, "ssm_norm", made, in_place=True)
+        return self._out(of, "ssm_out", made)
+
+    def _out(self, of: Mapping[str, Weight], name: str, made: Node) -> Node:
+        """Return the projection, by sequences: what is read of it is a view."""
+        found = self.matrix(of, name, made)
+        found.shape = _VIEWED
+        return found
+
+    def _selected(self, of: Mapping[str, Weight], mixed: Node) -> list[Node]:
+        """Return what the first Mamba's scan reads: tokens, their steps, and two gates."""
+        low, rank, state = self.matrix(of, "ssm_x", mixed), of["ssm_dt"].shape[0], of["ssm_a"].shape
+        steps = self.node(rank, low)
+        if "ssm_dt_norm" in of:
+            steps = self.scaled(of["ssm_dt_norm"], steps)
+        steps = self.matrix(of, "ssm_dt", steps)
+        gates = [
+            self.scaled(of[name], self.node(state[0], low))
+            for name in ("ssm_b_norm", "ssm_c_norm")
+            if name in of
+        ]
+        return [mixed, steps, *(gates or self._views(of, low, state[0], 2))]
+
+    def _steps(self, of: Mapping[str, Weight], mixed: Node, joint: Node) -> list[Node]:
+        """Return what the second Mamba's scan reads."""
+        bias = of["ssm_dt.bias"]
+        steps = self.scaled(bias, self.node(bias.shape[0], joint))
+        values = of["ssm_out"].shape[0]
+        gate = (of["ssm_conv1d"].shape[1] - values) // 2
+        (own,) = self._views(of, mixed, values, 1)
+        return [own, steps, *self._views(of, mixed, gate, 2)]
+
+    def _views(self, of: Mapping[str, Weight], x: Node, width: int, times: int) -> list[Node]:
+        """Return parts of rows: each is copied by itself where the scan is elsewhere."""
+        if not self._is_apart(of):
+            return [x]
+        row = x.nbytes // self.rows
+        return [self.view(x, x.nbytes - row + width * F32) for _ in range(times)]
+
+    def _is_apart(self, of: Mapping[str, Weight]) -> bool:
+        """Return whether the scan is in main memory, and what it reads on a GPU."""
+        return of["ssm_a"].device == HOST != self.runs_on(of["ssm_a"])
+
+    def _scanned(
+        self, layer: int, of: Mapping[str, Weight], values: int, read: list[Node]
+    ) -> Node:
+        weight, lies = of["ssm_conv1d"], self.cache_device(layer)
+        one = (self.model.states[layer] - (weight.shape[0] - 1) * weight.shape[1]) * F32
+        state = one * self.slots
+        cache = Node(state, lies, shape=CACHE, lies=True)
+        made = self.node(
+            values, *read, self.of_batch, cache, more=state, device=of["ssm_a"].device
+        )
+        if self.slots > 1:  # those of no sequence of the batch
+            others = Node(one * (self.slots - 1), lies, [self.of_others])
+            self.nodes += [others, Node(0, lies, [others], lies=True)]
+        self.keep(made, state, lies)
+        made.shape = _VIEWED
+        return self.view(made, values * self.rows * F32) if self._is_apart(of) else made
+
+    def _delta_net(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+        weight, values = of["ssm_conv1d"], of["ssm_out"].shape[0]
+        kernel, channels = weight.shape
+        state = (self.model.states[layer] - (kernel - 1) * channels) * self.slots * F32
+        lies = self.cache_device(layer)
+        self.expand()  # its norm is asked for
+        before = self._before(layer, weight)
+        joint = self.matrix(of, "attn_qkv", cur)
+        read = self.node(channels, before, joint, more=before.nbytes)
+        self.keep(read, read.nbytes - F32 * self.rows // self.slots, lies)
+        kept = self.node(0, self.sequences, more=state, device=lies)
+        self.expand()
+        mixed = self.node(channels, read, self.weight(weight), device=self.runs_on(weight))
+        mixed = self.same(mixed)
+        halves = [self.node((channels - values) // 2, mixed) for _ in "qk"]
+        made = self.node(values, *halves, mixed, *self._decays(of, cur), kept, more=state)
+        self.keep(made, state, lies)
+        normed = self.scaled(of["ssm_norm"], self.node(values, made))
+        gate = self.copied(self.matrix(of, "attn_gate", cur))
+        return self._out(of, "ssm_out", self.same(normed, gate))
+
+    def _decays(self, of: Mapping[str, Weight], cur: Node) -> list[Node]:
+        """Return how a state decays, and what is added to it."""
+        found = []
+        for name in ("ssm_ba", "ssm_alpha", "ssm_beta"):
+            if name in of:
+                made = self.copied(self.matrix(of, name, cur))
+                if name == "ssm_alpha":
+                    made = self.scaled(of["ssm_a"], self.same(self.scaled(of["ssm_dt.bias"], made)))
+                found.append(made)
+        return found
