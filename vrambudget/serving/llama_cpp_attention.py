@@ -27,8 +27,13 @@ from vrambudget.serving.options import LlamaCppOptions
 if TYPE_CHECKING:
     from vrambudget.serving.llama_cpp_place import Placement
 
-_UNQUANTISED = frozenset({"f32", "f16", "bf16"})
+UNQUANTISED = frozenset({"f32", "f16", "bf16"})
 _PARTLY = frozenset({"bert", "cohere2", "cohere2moe", "jina-bert-v2", "llama4"})  # in windows
+_KERNELS = frozenset({40, 64, 72, 80, 96, 112, 128, 256})  # widths of heads that one has
+_WIDEST = 512  # which several queries have to share
+_SHARED = {(192, 128): 8, (320, 256): 32}  # widths of keys and values: queries that share one
+_UNROTATED = frozenset({"bloom", "jamba", "mpt", "nemotron_h", "nemotron_h_moe"})
+_LAYERS_OF_13B = 40  # of Baichuan, whose heads have slopes
 _FOLDED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})  # 4 positions
 
 
@@ -52,6 +57,8 @@ class Attention(Recurrent):
         self.is_whole = HOST not in placed.devices
         self.copies_caches = flash and placed.has_gpus and not options.has_all_logits  # to float16
         self.is_encoder = model.architecture in UNCACHED
+        is_large = model.architecture == "baichuan" and model.layers == _LAYERS_OF_13B
+        self.is_rotated = model.architecture not in _UNROTATED and not is_large
         super().__init__(
             rows=rows or min(options.ubatch_size, options.batch_size, max(cells[0], 1)),
             gpu=0 if placed.has_gpus else HOST,
@@ -77,7 +84,8 @@ class Attention(Recurrent):
             self.of_batch, self.of_others = (self.view(self.sequences, n * F32) for n in (1, 3))
         if not any(self.model.keys) and not self.is_encoder:
             return
-        self.pos = self.leaf(self.rows * (4 if self.model.architecture in _FOLDED else 1))
+        if self.is_rotated or "position_embd" in self.placed.others:
+            self.pos = self.leaf(self.rows * (4 if self.model.architecture in _FOLDED else 1))
         if self.model.architecture == "llama4":
             self.scales = self.leaf(self.rows)
         windows = {window is not None for window in self.model.windows}
@@ -108,7 +116,7 @@ class Attention(Recurrent):
         sizes = (head[0] & -head[0], 64)  # of keys the largest power of 2, of values the smallest
         found = [
             self.leaf(size * size)
-            if kind not in _UNQUANTISED and width and width % 64 == 0
+            if kind not in UNQUANTISED and width and width % 64 == 0
             else None
             for kind, width, size in zip(
                 (options.cache_type_k, options.cache_type_v), head, sizes, strict=True
@@ -184,6 +192,8 @@ class Attention(Recurrent):
         width = found.nbytes // F32 // self.rows
         norm = of.get(f"{name}_norm")
         if norm is None:
+            if not self.is_rotated:
+                return found
             if self.model.architecture in _PARTLY and self.model.windows[layer] is None:
                 is_scaled = name == "attn_q" and self.model.architecture == "llama4"
                 return self.same(found, self.scales) if is_scaled else found
@@ -231,8 +241,22 @@ class Attention(Recurrent):
             found = self.node(width, queries, *caches, mask, more=extra)
             self.attended.append((reader, found))
             return found
-        number = cells * model.heads
-        return self.by_scores(number, width, queries, caches, mask, copies=not self.is_spread)
+        number, copies = cells * model.heads, self.is_encoder or not self.is_spread
+        return self.by_scores(number, width, queries, caches, mask, copies=copies)
+
+    def has_kernel(self, layer: int) -> bool:
+        """Return whether CUDA's attention kernel knows a layer's heads."""
+        model = self.model
+        is_window = model.windows[layer] is not None
+        keys, values = model.window_head if is_window else (model.head_keys, model.head_values)
+        if not any(model.values) and not self.is_encoder:  # latent rows
+            return True
+        kinds = zip(model.keys, model.windows, strict=True)
+        kept = max(width for width, window in kinds if (window is not None) == is_window)
+        shared = model.heads * keys // (kept or model.heads * keys)
+        if keys == _WIDEST:
+            return values == keys and shared > 1
+        return values == keys in _KERNELS or shared % _SHARED.get((keys, values), 1 << 30) == 0
 
     def _store(self, layer: int, *made: Node) -> None:
         """Write keys, and values, to the cache."""

@@ -25,7 +25,7 @@ from vrambudget.serving.ggml_builder import F32, Weight
 from vrambudget.serving.ggml_graph import CACHE, HOST, Node, needed, place_open
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
-from vrambudget.serving.llama_cpp_attention import Attention
+from vrambudget.serving.llama_cpp_attention import UNQUANTISED, Attention
 from vrambudget.serving.options import LlamaCppOptions
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def compute_bytes(
     """
     graph = _Graph(model, options, placed, cells=cells, outputs=outputs, flash=flash)
     try:
-        if options.flash_attn == "auto" and flash and placed.has_gpus:
+        is_tried = options.flash_attn == "auto" and options.cache_type_v in UNQUANTISED
+        if is_tried and flash and placed.has_gpus:
             slots, _ = options.slots_and_streams
             probe = _Graph(
                 model, options, placed, cells=cells, outputs=slots, flash=flash, rows=slots
@@ -99,8 +100,11 @@ class _Graph(Attention):
         elif features and not x.more:
             x = self._padded(x, features)
         if "token_embd_norm" in others:
-            if "position_embd" in others:
-                x = self.add(self.node(model.hidden, self.pos, device=HOST), x)
+            has_table = "position_embd" in others
+            of_positions = self.node(model.hidden, self.pos, device=HOST) if has_table else None
+            if types := others.get("token_types"):  # all tokens are of the first
+                x = self.scaled(Weight(types.shape[:1], types.shape[0] * F32, types.device), x)
+            x = self.add(of_positions, x) if of_positions else x
             x = self.norm(others, "token_embd_norm", x)
         padded = self.embedded = x
         for layer in self.placed.telling:
@@ -117,7 +121,11 @@ class _Graph(Attention):
     def attends_where_layers_are(self) -> bool:
         """Return whether attention's kernel is on each layer's device, or llama.cpp drops it."""
         place_open(self.nodes)
-        return all(node.device == self.placed.devices[layer] for layer, node in self.attended)
+        return all(
+            node.device == self.placed.devices[layer]
+            and (node.device == HOST or self.has_kernel(layer))
+            for layer, node in self.attended
+        )
 
     def _given(self, features: int) -> list[Node]:
         """Add embeddings as an input, which what is not chosen reads; return those among tokens."""
@@ -149,6 +157,8 @@ class _Graph(Attention):
 
     def _layer(self, layer: int, x: Node, *, is_last: bool) -> Node:
         of = self.placed.layers[layer]
+        if self.model.architecture == "dbrx":  # the norm before its experts is named after attention
+            of = {**of, "ffn_norm": of["attn_output_norm"]}
         normed = self.norm(of, "attn_norm", x) if "attn_norm" in of else x
         if not {"ffn_norm", "post_attention_norm"} & of.keys() and "attn_norm" in of:
             if {"attn_output", "ffn_down"} <= of.keys():
@@ -204,11 +214,13 @@ class _Graph(Attention):
     def _parallel(
         self, layer: int, of: Mapping[str, Weight], x: Node, normed: Node, *, is_last: bool
     ) -> Node:
-        """Return a layer whose attention and MLP read the same, the projection last."""
-        made = self.attention(layer, of, normed, project=False)
+        """Return a layer whose attention and MLP read the same, the projection last but in Phi."""
+        is_first = self.model.architecture == "phi2"
+        made = self.attention(layer, of, normed, project=is_first or is_last)
         if is_last:
-            made = self.projected(layer, of, made)
             made, x, normed = self._asked_for(made, x, normed)
+        if is_first:
+            return self.add(self.add(made, self._mlp(of, normed)), x)
         cur = self.add(self._mlp(of, normed), x)
         return self.add(cur, made if is_last else self.projected(layer, of, made))
 
