@@ -233,6 +233,8 @@ class _Cells:
         values = model.values[layer]
         if model.keys[layer] and not values and options.is_old:
             values = model.head_values  # of a latent row they were kept beside it
+        if values and not uses_flash(model, options):
+            values = max(model.values)  # transposed, all are as wide as the widest
         for kind, width in (
             (options.cache_type_k.upper(), model.keys[layer]),
             (options.cache_type_v.upper(), values),

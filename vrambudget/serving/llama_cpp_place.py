@@ -125,7 +125,13 @@ def _in_file(kind: str, shape: tuple[int, ...]) -> int:
 def _telling(
     model: GgufModel, devices: list[int], weights: tuple[Mapping[str, Weight], ...]
 ) -> Iterator[int]:
-    """Yield a few layers of each kind, and the last: in a graph the others need no more."""
+    """Yield a few layers of each kind, and the last: in a graph the others need no more.
+
+    Of a model with recurrent layers all: what one reads first stands before the layer before it.
+    """
+    if any(model.states):
+        yield from range(model.layers)
+        return
     seen: dict[object, int] = {}
     for layer, of in enumerate(weights[:-1]):
         parts = ((n, w.shape, w.device, w.nbytes * (w.device == HOST)) for n, w in of.items())
