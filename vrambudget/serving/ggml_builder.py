@@ -117,9 +117,9 @@ class Builder:
         self.expanded += 1
         return node
 
-    def view(self, of: Node, nbytes: int) -> Node:
+    def view(self, of: Node, nbytes: int, device: int | None = None) -> Node:
         """Return a part of a tensor, which is copied by itself where another device reads it."""
-        found = Node(nbytes, None, [of], shape=CACHE, lies=True)
+        found = Node(nbytes, device, [of], shape=CACHE, lies=True)
         self.nodes.append(found)
         return found
 

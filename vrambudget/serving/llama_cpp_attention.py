@@ -184,7 +184,7 @@ class Attention(Recurrent):
         if of["attn_q"].shape[1] != 2 * width or not any(self.model.states):
             return self._rotated(layer, of, "attn_q", cur), None
         both = self.matrix(of, "attn_q", cur)
-        return self.same(self.node(width, both), self.pos), both
+        return self.same(self.scaled(of["attn_q_norm"], self.node(width, both)), self.pos), both
 
     def _rotated(self, layer: int, of: Mapping[str, Weight], name: str, cur: Node) -> Node:
         """Return queries or keys: what reads a view of them makes a tensor of its own."""

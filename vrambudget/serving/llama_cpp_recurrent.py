@@ -151,7 +151,7 @@ class Recurrent(Builder):
             self.nodes += [others, Node(0, lies, [others], lies=True)]
         self.keep(made, state, lies)
         made.shape = _VIEWED
-        return self.view(made, values * self.rows * F32) if self._is_apart(of) else made
+        return self.view(made, values * self.rows * F32, HOST) if self._is_apart(of) else made
 
     def _delta_net(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
         weight, values = of["ssm_conv1d"], of["ssm_out"].shape[0]
