@@ -153,7 +153,83 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
                 parts += 1
                 exact += estimated == printed
                 near += printed == 0 or off(estimated, printed) < 0.02
-    assert (parts, exact, near) == (4548, 4328, 4437)
+    assert (parts, exact, near) == (4548, 4420, 4490)
+
+
+H200, VIRTUAL = records("llama-cpp-h200.jsonl"), records("llama-cpp-virtual.jsonl")
+OF_H200 = {
+    "all-minilm-l6-v2": 0.31,
+    "bge-m3": 0.08,
+    "command-r:": 0.19,
+    "embeddinggemma": 0.07,
+    "exaone-4.0": 0.04,
+    "falcon-mamba": 0.04,
+    "gemma-3-12b": 0.09,
+    "gemma-3n": 0.15,
+    "gemma-4": 0.1,
+    "gpt-oss": 0.03,
+    "granite-4.0-h": 0.25,
+    "grok": 0.02,
+    "jamba": 0.08,
+    "lfm2": 1.0,
+    "ling": 0.02,
+    "llama-4": 0.03,
+    "mamba": 0.04,
+    "mxbai": 0.08,
+    "nemotron-3": 0.09,
+    "nemotron-nano": 0.14,
+    "nomic": 0.1,
+    "phi-": 0.001,
+    "qwen3.5-2b": 0.03,
+    "qwen3.5-397b": 0.01,
+}
+"""Compute buffers that are not equal: by how much at most."""
+COPIED = {"gemma-3n": 0.12, "gemma-4": 0.11}
+"""Weights in main memory that are there twice where the file is not mapped."""
+ENCODERS = ("all-minilm", "bge-m3", "mxbai", "nomic")
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("model", sorted({start["model"] for start in H200}))
+def test_starts_on_an_h200_are_counted(model):
+    """llama.cpp's own CUDA backend on a real GPU; `beside`: what the driver took in real starts."""
+    at_most = next((most for name, most in OF_H200.items() if model.startswith(name)), 0)
+    doubled = next((most for name, most in COPIED.items() if model.startswith(name)), 0)
+    norm = 0.0015 if model.startswith(ENCODERS) else 0  # the first norm, with half of the layers
+    (found,) = models_of(model)
+    for start in (start for start in H200 if start["model"] == model):
+        (gpu,) = gpus_of(start["gpu"])
+        serving = llama_cpp.serve(found, [gpu], LlamaCppOptions.parse(start["options"]))
+        for held in (*serving.gpus, serving.host):
+            printed = start["printed"][held.name]
+            assert held.cache_bytes == printed["cache"]
+            model_bytes = printed.get("model", held.model_bytes)  # not there: a mapped file
+            assert off(held.model_bytes or 1, model_bytes or 1) <= max(doubled, norm)
+            assert off(held.compute_bytes or 1, printed["compute"] or 1) <= at_most, start
+        low, high = gpu.context_range
+        assert low <= min(start.get("beside", [low])) <= max(start.get("beside", [high])) <= high
+
+
+@pytest.mark.parametrize(
+    ("starts", "counts"),
+    [(H200, (6747, 6517, 6633)), (VIRTUAL, (2088, 1959, 2029))],
+    ids=["h200", "two virtual GPUs"],
+)
+@pytest.mark.nightly
+def test_most_buffers_of_llama_cpp_on_cuda_are_equal_to_the_byte(starts, counts):
+    """How many buffers there are, how many are equal, and how many within 2 %."""
+    exact, near, parts = 0, 0, 0
+    for start in starts:
+        (model,) = models_of(start["model"])
+        options = LlamaCppOptions.parse(start["options"])
+        found = llama_cpp.serve(model, gpus_of(start["gpu"]), options)
+        for held in (*found.gpus, found.host):
+            for part, printed in start["printed"].get(held.name, {}).items():
+                estimated = getattr(held, f"{part}_bytes")
+                parts += 1
+                exact += estimated == printed
+                near += estimated == printed or off(estimated, printed or 1) < 0.02
+    assert (parts, exact, near) == counts
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,11 @@ class Builder:
         caches: list[Node],
         mask: Node,
         *,
-        copies: bool,
+        copied: int,
     ) -> Node:
-        """Return attention by way of so many scores a row; `copies`: of values, transposed."""
-        if copies:
-            caches[1] = Node(caches[1].nbytes, None, caches[1:])
+        """Return attention by way of so many scores a row; `copied`: bytes of transposed values."""
+        if copied:
+            caches[1] = Node(copied, None, caches[1:])
             self.nodes.append(caches[1])
         scores = self.same(self.node(number, queries, *caches[:1]), mask)
         return self.node(width, self.node(width, scores, *caches[1:]))

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 UNQUANTISED = frozenset({"f32", "f16", "bf16"})
 _PARTLY = frozenset({"bert", "cohere2", "cohere2moe", "jina-bert-v2", "llama4"})  # in windows
-_KERNELS = frozenset({40, 64, 72, 80, 96, 112, 128, 256})  # widths of heads that one has
-_WIDEST = 512  # which several queries have to share
-_SHARED = {(192, 128): 8, (320, 256): 32}  # widths of keys and values: queries that share one
 _UNROTATED = frozenset({"bloom", "jamba", "mpt", "nemotron_h", "nemotron_h_moe"})
 _LAYERS_OF_13B = 40  # of Baichuan, whose heads have slopes
 _FOLDED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})  # 4 positions
@@ -137,6 +134,9 @@ class Attention(Recurrent):
             joint = self.matrix(of, "attn_qkv", cur)
             keys, values = self.model.keys[layer], self.model.values[layer]
             width = joint.nbytes // F32 // self.rows - keys - values
+            if self.is_encoder:  # which keeps none
+                keys = values = (width - of["attn_output"].shape[0]) // 2
+                width -= keys + values
             is_copied = self.options.engine_version == "2025-05"
             parts = (self.node(n, joint) if is_copied else joint for n in (width, keys, values))
             queries = self.node(width, next(parts), *self._turning(layer))
@@ -241,22 +241,12 @@ class Attention(Recurrent):
             found = self.node(width, queries, *caches, mask, more=extra)
             self.attended.append((reader, found))
             return found
-        number, copies = cells * model.heads, self.is_encoder or not self.is_spread
-        return self.by_scores(number, width, queries, caches, mask, copies=copies)
-
-    def has_kernel(self, layer: int) -> bool:
-        """Return whether CUDA's attention kernel knows a layer's heads."""
-        model = self.model
-        is_window = model.windows[layer] is not None
-        keys, values = model.window_head if is_window else (model.head_keys, model.head_values)
-        if not any(model.values) and not self.is_encoder:  # latent rows
-            return True
-        kinds = zip(model.keys, model.windows, strict=True)
-        kept = max(width for width, window in kinds if (window is not None) == is_window)
-        shared = model.heads * keys // (kept or model.heads * keys)
-        if keys == _WIDEST:
-            return values == keys and shared > 1
-        return values == keys in _KERNELS or shared % _SHARED.get((keys, values), 1 << 30) == 0
+        number, copied = cells * model.heads, 0
+        if self.is_encoder:
+            copied = width * self.rows * F32
+        elif not self.is_spread:
+            copied = caches[1].nbytes
+        return self.by_scores(number, width, queries, caches, mask, copied=copied)
 
     def _store(self, layer: int, *made: Node) -> None:
         """Write keys, and values, to the cache."""

@@ -26,6 +26,7 @@ from vrambudget.serving.ggml_graph import CACHE, HOST, Node, needed, place_open
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.llama_cpp_attention import UNQUANTISED, Attention
+from vrambudget.serving.llama_cpp_kernels import has_kernel
 from vrambudget.serving.options import LlamaCppOptions
 
 if TYPE_CHECKING:
@@ -57,14 +58,8 @@ def compute_bytes(
     """
     graph = _Graph(model, options, placed, cells=cells, outputs=outputs, flash=flash)
     try:
-        is_tried = options.flash_attn == "auto" and options.cache_type_v in UNQUANTISED
-        if is_tried and flash and placed.has_gpus:
-            slots, _ = options.slots_and_streams
-            probe = _Graph(
-                model, options, placed, cells=cells, outputs=slots, flash=flash, rows=slots
-            )
-            probe.build()
-            graph.flash = probe.attends_where_layers_are()
+        if options.flash_attn == "auto" and options.cache_type_v in UNQUANTISED and placed.has_gpus:
+            graph.flash = graph.flash and _stays(graph, cells)
         graph.build()
     except KeyError as missing:
         what = f"a layer of {model.architecture} has no tensor {missing.args[0]!r}"
@@ -76,6 +71,33 @@ def compute_bytes(
         and not placed.is_overridden
     )
     return needed(graph.leaves, graph.nodes, pipelined=is_pipelined)
+
+
+def _stays(graph: "_Graph", cells: tuple[int, int | None]) -> bool:
+    """Return whether attention's kernel is on each layer's device, or llama.cpp drops it.
+
+    It tries a graph of one token a sequence. Only layers beside recurrent ones, layers that read
+    others' keys and layers with sinks may be elsewhere than their weights.
+    """
+    model, placed = graph.model, graph.placed
+    devices = placed.devices[: model.layers]
+    if not all(where == HOST or has_kernel(model, layer) for layer, where in enumerate(devices)):
+        return False
+    has_sinks = any("attn_sinks" in of for of in placed.layers)
+    if not (any(model.states) or not all(model.keys) or has_sinks):
+        return True
+    probe = _Graph(
+        model,
+        graph.options,
+        placed,
+        cells=cells,
+        outputs=graph.slots,
+        flash=graph.flash,
+        rows=graph.slots,
+    )
+    probe.build()
+    place_open(probe.nodes)
+    return all(node.device == devices[layer] for layer, node in probe.attended)
 
 
 class _Graph(Attention):
@@ -118,15 +140,6 @@ class _Graph(Attention):
             logits = self.matrix({"output": output}, "output", norm)
             logits.readers += 1  # it is asked for
 
-    def attends_where_layers_are(self) -> bool:
-        """Return whether attention's kernel is on each layer's device, or llama.cpp drops it."""
-        place_open(self.nodes)
-        return all(
-            node.device == self.placed.devices[layer]
-            and (node.device == HOST or self.has_kernel(layer))
-            for layer, node in self.attended
-        )
-
     def _given(self, features: int) -> list[Node]:
         """Add embeddings as an input, which what is not chosen reads; return those among tokens."""
         if self.is_old:
@@ -157,7 +170,9 @@ class _Graph(Attention):
 
     def _layer(self, layer: int, x: Node, *, is_last: bool) -> Node:
         of = self.placed.layers[layer]
-        if self.model.architecture == "dbrx":  # the norm before its experts is named after attention
+        if (
+            self.model.architecture == "dbrx"
+        ):  # the norm before its experts is named after attention
             of = {**of, "ffn_norm": of["attn_output_norm"]}
         normed = self.norm(of, "attn_norm", x) if "attn_norm" in of else x
         if not {"ffn_norm", "post_attention_norm"} & of.keys() and "attn_norm" in of:

@@ -1,6 +1,6 @@
 """Recurrent layers in llama.cpp's graphs: a convolution's last tokens, and a state.
 
-    convolved  [k - 1 + T / S, channels, S]: what the cache has of each of S sequences, and the batch
+    convolved  [k - 1 + T / S, channels, S]: what the cache has of S sequences, and the batch
     state      read from the cache, by one kernel with the batch, written back
     early      the first reads of a layer stand before what the layer before has yet to do: a graph
                is written as far as it is asked for
@@ -26,8 +26,9 @@ _DELTA_NET = frozenset({"attn_qkv", "attn_gate", "ssm_out"})
 
 
 class Recurrent(Builder):
-    """A graph's recurrent layers. `slots`: sequences; `sequences`: which states are theirs, also
-    in two parts.
+    """A graph's recurrent layers.
+
+    `slots`: sequences; `sequences`: which states are theirs, also in two parts.
     """
 
     model: GgufModel
@@ -136,16 +137,12 @@ class Recurrent(Builder):
         """Return whether the scan is in main memory, and what it reads on a GPU."""
         return of["ssm_a"].device == HOST != self.runs_on(of["ssm_a"])
 
-    def _scanned(
-        self, layer: int, of: Mapping[str, Weight], values: int, read: list[Node]
-    ) -> Node:
+    def _scanned(self, layer: int, of: Mapping[str, Weight], values: int, read: list[Node]) -> Node:
         weight, lies = of["ssm_conv1d"], self.cache_device(layer)
         one = (self.model.states[layer] - (weight.shape[0] - 1) * weight.shape[1]) * F32
         state = one * self.slots
         cache = Node(state, lies, shape=CACHE, lies=True)
-        made = self.node(
-            values, *read, self.of_batch, cache, more=state, device=of["ssm_a"].device
-        )
+        made = self.node(values, *read, self.of_batch, cache, more=state, device=of["ssm_a"].device)
         if self.slots > 1:  # those of no sequence of the batch
             others = Node(one * (self.slots - 1), lies, [self.of_others])
             self.nodes += [others, Node(0, lies, [others], lies=True)]
