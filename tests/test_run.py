@@ -191,7 +191,7 @@ ENCODERS = ("all-minilm", "bge-m3", "mxbai", "nomic")
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("model", sorted({start["model"] for start in H200}))
-def test_starts_on_an_h200_are_counted(model):
+def test_starts_on_an_h200_are_estimated(model):
     """llama.cpp's own CUDA backend on a real GPU; `beside`: what the driver took in real starts."""
     at_most = next((most for name, most in OF_H200.items() if model.startswith(name)), 0)
     doubled = next((most for name, most in COPIED.items() if model.startswith(name)), 0)
@@ -940,7 +940,7 @@ def test_a_file_is_counted_without_the_rules_of_training_and_of_other_servers():
 
 def test_plan_says_that_its_gpus_are_for_training(capsys):
     assert main(["plan", "gpt-oss-20b", "--gpu", "12GB", "--most", "2"]) in {0, 1}
-    assert "to run it: vrambudget run gpt-oss-20b --gpu 12GB" in capsys.readouterr().out
+    assert "to run the model: vrambudget run gpt-oss-20b --gpu 12GB" in capsys.readouterr().out
 
 
 def test_a_split_without_a_context_has_a_usual_one():

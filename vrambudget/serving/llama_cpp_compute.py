@@ -14,7 +14,7 @@ build_moe_ffn), src/models/*.cpp, src/llama-context.cpp (sched_reserve, graph_ge
 attention away from its layer's device is computed by scores there; with all layers on GPUs a
 norm is where its layer is),
 ggml/src/ggml-cuda/ggml-cuda.cu (offload_op, get_alloc_size).
-Not modelled: recurrent layers that are no delta nets but by their projections, and --no-op-offload.
+Not modelled: Gemma 3n's predictions of a layer by the one before, and --no-op-offload.
 """
 
 from collections.abc import Mapping
