@@ -31,6 +31,7 @@ from vrambudget.scenario import config_of, platform_of, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.replay import replay
+from vrambudget.traced.config import traced_config
 
 DEEPER = {"glm4_moe", "hy_v3", "glm4_moe_lite", "modernbert"}  # their records have two layers
 NESTED = {"swin"}  # whose record has checkpoints around checkpoints, which its program refuses
@@ -155,9 +156,38 @@ def test_a_job_that_a_program_says_nothing_of_is_refused(fields, words, monkeypa
         estimate(model, batch=2, block=40, **fields)
 
 
+@pytest.mark.parametrize("name", ["persimmon", "biogpt", "arcee", "lfm2", "minimax_m2", "codegen"])
+def test_a_loss_is_divided_by_trainers_count_of_labels(name, monkeypatch):
+    """Recordings of a plain loop alone have the mean: Trainer's divides by a count."""
+    pytest.importorskip("transformers")
+    model = next(record["model"] for record in RECORDS if record["model"]["model_type"] == name)
+    fields = {"loop": "trainer", "steps": 2, "block": 150, "clip": 1.0, "use_cache": False}
+    fields |= {"optimizer_impl": "fused"}
+    traced = traced_config(find_model({**model, "vocab_size": 5000}), NotModelledError(""))
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
+    config = config_of(find_model({**model, "vocab_size": 5000}))
+    assert _peak(config, job_of(config, **fields)) == _peak(traced, job_of(traced, **fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("olmo", {"precision": "amp-bf16", "lora_rank": 4}, "olmo in nf4 under amp-bf16"),
+        ("minimax_m2", {"precision": "bf16", "lora_rank": 4}, "minimax_m2 with LoRA beside"),
+        ("arcee", {"loop": "sft", "lora_rank": 4}, "arcee with attention_mask True"),
+    ],
+)
+def test_a_quantised_job_that_was_not_recorded_names_what_runs_it(name, fields, words):
+    """A cast whose type was some tensor's; experts, which are no layers; a mask of ones."""
+    model = next(record["model"] for record in RECORDS if record["model"]["model_type"] == name)
+    with pytest.raises(NotModelledError, match=words) as caught:
+        estimate(model, batch=2, block=64, quant="nf4", **fields)
+    assert "vrambudget rehearse --gpu GPU" in str(caught.value.hint)
+
+
 def test_trainers_count_of_labels_is_traced_where_it_was_not_recorded(monkeypatch):
-    """Its class divides the loss by num_items_in_batch, and the recording is of a plain loop."""
-    model = {"model_type": "persimmon", "hidden_size": 64, "num_attention_heads": 4}
+    """A masked language model's loss is its own, and the recording is of a plain loop."""
+    model = {"model_type": "roberta-prelayernorm", "hidden_size": 64, "num_attention_heads": 4}
     model |= {"num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 300}
     with monkeypatch.context() as patched:
         patched.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))

@@ -34,8 +34,7 @@ def build(config: ModelConfig, job: Job) -> Module:
         build = partial(config.build, job.task)
         if job.mesh.data in {"fsdp1", "fsdp2"}:
             return build_in_main_memory(build, job.quant, double=job.double_quant)
-        prepared = job.mode == "train" and job.loop not in TRL_LOOPS
-        return build_quantised(build, job, config.model_type, prepared=prepared)
+        return build_quantised(build, job, config.model_type)
     if job.load is None:
         return _made(config, job.task)
     from vrambudget.training.loading import load  # noqa: PLC0415 - most are made on the GPU
@@ -82,7 +81,8 @@ def _check(config: ModelConfig, job: Job) -> None:
     if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):
         raise NotModelledError(
             f"{config.model_type} for {job.task} in {job.quant} is not modelled",
-            hint="causal language models of transformers without experts are",
+            hint="causal language models of transformers without experts are; or `vrambudget"
+            " rehearse --gpu GPU -- python train.py` runs the script as it is",
         )
 
 

@@ -311,3 +311,9 @@ class Job(
         if self.quant is not None and self.autocast_dtype is not None:
             return self.autocast_dtype
         return "fp32" if self.autocast_dtype else self.precision  # type: ignore[return-value]
+
+    @property
+    def prepares_kbit(self) -> bool:
+        """Whether what is not quantised becomes float32 (prepare_model_for_kbit_training)."""
+        is_whole = self.loop not in TRL_LOOPS and self.mesh.data not in {"fsdp1", "fsdp2"}
+        return self.quant is not None and self.mode == "train" and is_whole

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vrambudget.auto_classes import built
 from vrambudget.measure.loading import checkpoint_of
 
 UNPREPARED = ("sft", "dpo")
@@ -31,7 +32,8 @@ def load_quantised(job: Any, config: Any, from_config: Any) -> Any:
 
     dtype = _LOADED_AS.get(job.get("precision", "fp32"), torch.float32)
     with torch.device("meta"):
-        model = from_config(config, dtype=dtype)
+        attention = job.get("attention", "sdpa")
+        model = built(from_config, config, task="causal-lm", attention=attention, dtype=dtype)
     four_bit = {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": job["quant"],
@@ -46,7 +48,7 @@ def load_quantised(job: Any, config: Any, from_config: Any) -> Any:
         state_dict=checkpoint_of(model),
         dtype=dtype,
         quantization_config=quantisation,
-        attn_implementation=job.get("attention", "sdpa"),
+        attn_implementation=model.config._attn_implementation,  # noqa: SLF001 - what it has
         device_map={"": 0},
     )
     prepares = job.get("mode", "train") == "train" and job.get("loop") not in UNPREPARED

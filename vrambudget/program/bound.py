@@ -8,6 +8,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import VramBudgetError
 from vrambudget.program.effects import General
 from vrambudget.program.form import Program, Row, is_tensor
+from vrambudget.program.operand_types import TypedByOperands
 from vrambudget.program.unfold import makes, reads
 from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose
@@ -19,8 +20,15 @@ Step = Callable[[Env, Any], None]
 class Bound:
     """All steps of a program, and the layer that each belongs to."""
 
-    def __init__(self, program: Program, values: Values, kinds: Mapping[str, str]) -> None:
-        self._values, self._kinds = values, kinds
+    def __init__(
+        self,
+        program: Program,
+        values: Values,
+        kinds: Mapping[str, str],
+        *,
+        by_operands: bool = False,
+    ) -> None:
+        self._values, self._kinds, self._by_operands = values, kinds, by_operands
         self._effects: dict[int, General] = {}
         self._program = program
 
@@ -65,10 +73,11 @@ class Bound:
         count = len(general.outs)
         if len(names) != count:
             raise VramBudgetError(f"effects {number} make {count} tensors, not {len(names)}")
-        arguments = _Arguments(groups)
+        arguments, effects = _Arguments(groups), self._program.effects[number]
+        run = TypedByOperands(general, effects, self._values) if self._by_operands else general
 
         def step(env: Env, _run: Any) -> None:
-            for name, y in zip(names, general(arguments(env)), strict=True):
+            for name, y in zip(names, run(arguments(env)), strict=True):
                 env[name] = y
 
         return step

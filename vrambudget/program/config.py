@@ -22,8 +22,8 @@ from vrambudget.expressions import value as size_of
 from vrambudget.program.form import Program, Variant
 from vrambudget.program.generator import CALLS, Generator, GeneratorConfig
 from vrambudget.program.guards import check_guards, derive
-from vrambudget.program.jobs import lacking, not_recorded
-from vrambudget.program.keys import TRACED, bound_keys, said_by, skipped_at_random, unknown_in
+from vrambudget.program.jobs import check_has_all, not_recorded, played, unrecorded, untraced
+from vrambudget.program.keys import bound_keys, said_by, skipped_at_random, unknown_in
 from vrambudget.program.player import Played
 from vrambudget.program.reading import named_errors
 from vrambudget.program.values import Values
@@ -39,7 +39,10 @@ class ProgramConfig(GeneratorConfig):
 
     job: Job | None = None
 
-    loads_in_4bit = False
+    @property
+    def loads_in_4bit(self) -> bool:  # type: ignore[override]
+        """Whether transformers loads it: a module of one's own it does not."""
+        return not self.is_file
 
     @property
     def checked_with(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -161,7 +164,7 @@ class ProgramConfig(GeneratorConfig):
         if job.image_size and not self.is_file:  # its table of positions is as large
             keys["image_size"] = job.image_size
         own = self.model_copy(update={"job": job, "programs": programs, "keys": keys})
-        is_played = self.is_file or job.compile or job.mode == "generate"  # nothing else can
+        is_played = self.is_file or untraced(job)  # nothing else can
         if job.task is None or is_played or not isinstance(job.batch, int):
             return own
         if job.attention_mask not in {None, "none"} and not own.reads_attention_mask:
@@ -193,18 +196,15 @@ class ProgramConfig(GeneratorConfig):
         job, refusal, nearest = self.job, None, None
         own_length = job is not None and job.target_len not in {None, job.block}
         if own_length and self.sound_shape is None and "target" not in self.first.sizes:
-            raise NotModelledError(
-                f"{self.model_type} with labels of another length was not recorded", hint=TRACED
-            )
+            raise unrecorded(self.model_type, "with labels of another length", job)
         for variant in self.programs:
             if (wrong := not_recorded(variant.when, task, job, call)) is not None:
-                wrong = f"{self.model_type} {wrong} was not recorded"
-                refusal = refusal or NotModelledError(wrong, hint=TRACED)
+                refusal = refusal or unrecorded(self.model_type, wrong, job)
                 continue
             try:
                 with self.named_errors():
                     self._sizes(variant.head)  # most of others' jobs end here, unread
-                    return variant.program, self._sizes(variant.program)
+                    return played(variant.program, job), self._sizes(variant.program)
             except NotModelledError as error:
                 nearest = nearest or error
         raise nearest or refusal or NotModelledError(f"{self.model_type} has no program")
@@ -216,8 +216,8 @@ class ProgramConfig(GeneratorConfig):
     def _sizes(self, program: Program) -> dict[str, int]:
         """Return the sizes in a program. Raises NotModelledError where it is of another job."""
         job = self.job
-        if job is not None and (wrong := lacking(program, job)):
-            raise NotModelledError(f"{self.model_type} {wrong} was not recorded", hint=TRACED)
+        if job is not None:
+            check_has_all(program, job, self.model_type)
         sizes = program.own_sizes() | bound_keys(program, self.keys)
         if job is None:
             return sizes

@@ -88,6 +88,7 @@ class Program:
     variants: list["Variant"] = field(default_factory=list)
     used: set[str] = field(default_factory=set)  # sizes that a line names
     unfolded: dict[Any, Any] = field(default_factory=dict)  # by depths, once played
+    by_count: "Program | None" = None  # the same with a loss by a count of labels, once asked for
 
     def variant(self) -> "Variant":
         """Return this as the program of its jobs."""

@@ -7,7 +7,11 @@ from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.config.settings import show
+from vrambudget.errors import NotModelledError
 from vrambudget.program.form import COUNT, Program
+from vrambudget.program.keys import TRACED
+from vrambudget.program.label_count import with_count
+from vrambudget.program.operand_types import has_no_cast
 
 
 def not_recorded(
@@ -23,6 +27,7 @@ def not_recorded(
         return None
     # A checkpointed layer that trains is called without the cache (GradientCheckpointingLayer).
     drops_cache = job.checkpointing != "none" and (job.mode, job.model_mode) == ("train", "train")
+    is_wide = job.weight_dtype == "fp32" or job.prepares_kbit
     asked = {
         "batch": "one" if job.batch == 1 else "several",
         "attention": job.attention,
@@ -31,10 +36,10 @@ def not_recorded(
         "use_cache": bool(job.use_cache) and not drops_cache,
         "checkpointing": "full" if drops_cache else "none",
         "channels_last": job.channels_last,
-        "weights": "32 bit" if job.weight_dtype == "fp32" else "16 bit",
+        "weights": "32 bit" if is_wide else "16 bit",
         "cache": job.cache if job.cache in {"none", "static"} else "dynamic",
         "padding": job.padding != "none" or job.causal_mask == "built",
-        "fp16": job.weight_dtype == "fp16",
+        "fp16": job.weight_dtype == "fp16" and not is_wide,
         "autocast": job.autocast_dtype is not None,
         "image_size": job.image_size,
     }
@@ -52,7 +57,6 @@ def not_recorded(
         (job.experts != "grouped_mm", f"with experts run {job.experts}"),
         (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),
         (job.lora_rank is not None and task in {"token-cls", "qa"}, "with LoRA"),
-        (job.loop in TRL_LOOPS, f"in loop {job.loop}"),
         (bool(job.compile), "compiled"),
     ):
         if wrong:
@@ -60,19 +64,53 @@ def not_recorded(
     return None
 
 
-def lacking(program: Program, job: Job) -> str | None:
-    """Return what of a job a program that was read has nothing for."""
-    given = job.loop == "trainer" and job.mode == "train"
-    if given and program.source.get("accepts_loss_kwargs") and not _takes_count(program):
+def check_has_all(program: Program, job: Job, model_type: str) -> None:
+    """Raise NotModelledError where a program that was read has nothing for what a job asks."""
+    if (wrong := _lacking(program, job)) is not None:
+        raise unrecorded(model_type, wrong, job)
+
+
+def untraced(job: Job) -> bool:
+    """Return whether a traced model does not answer a job either."""
+    return bool(job.compile or job.mode == "generate" or job.quant or job.loop in TRL_LOOPS)
+
+
+def unrecorded(model_type: str, wrong: str, job: Job | None) -> NotModelledError:
+    """Return the error for what a recording says nothing of, with the way that answers it."""
+    hint = TRACED
+    if job is not None and untraced(job):
+        hint = f"`vrambudget rehearse --gpu GPU -- python {job.mode}.py` runs the script as it is"
+    if job is not None and job.quant is not None and job.autocast_dtype is not None:
+        hint += f"; --precision {job.autocast_dtype} may be answered"
+    return NotModelledError(f"{model_type} {wrong} was not recorded", hint=hint)
+
+
+def _lacking(program: Program, job: Job) -> str | None:
+    if program.code and _counts(program, job) and with_count(program) is None:
         return f"with {COUNT}"
-    if job.lora_rank is not None and _has_experts(program):
-        return "with LoRA beside experts"
+    wanted = {
+        "with LoRA": job.lora_rank is not None,
+        f"in {job.quant}": job.quant is not None,
+        f"in loop {job.loop}": job.loop in TRL_LOOPS,
+    }
+    if any(wanted.values()) and _has_experts(program):
+        return f"{next(word for word, is_so in wanted.items() if is_so)} beside experts"
+    if job.quant is not None and job.autocast_dtype is not None and not has_no_cast(program):
+        return f"in {job.quant} under {job.precision}"
     return None
 
 
-def _takes_count(program: Program) -> bool:
-    names = (*program.source.get("ignores", ()), *(name for name, *_ in program.inputs))
-    return COUNT in names
+def played(program: Program, job: Job | None) -> Program:
+    """Return what a job plays of a program: with Trainer, a loss by their count."""
+    by_count = with_count(program) if job is not None and _counts(program, job) else None
+    return by_count or program
+
+
+def _counts(program: Program, job: Job) -> bool:
+    """Return whether a job's loop gives the model a count of labels, which it does not ignore."""
+    given = job.loop == "trainer" and job.mode == "train"
+    takes = program.source.get("accepts_loss_kwargs")
+    return bool(given and takes and COUNT not in program.source.get("ignores", ()))
 
 
 def _has_experts(program: Program) -> bool:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.checkpoint import Recomputation
 from vrambudget.engine.context import Autocast, context
 from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Tensor
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.program.bound import Bound, Env, Step, names_read
 from vrambudget.program.form import Row, with_paths
@@ -42,6 +44,8 @@ class PlayState:
     blocks: dict[str, LayerBlock] = field(default_factory=dict)  # of layers, by path
     run: Forward | None = None
     cache: Any = None  # of the pass
+    is_quantised: bool = False
+    weights: DType | None = None  # of what is not quantised, where the rest is
     entered: Callable[[str], None] | None = None  # hears whose instructions follow
 
     def prepare(self, model: Module) -> None:
@@ -54,9 +58,20 @@ class PlayState:
             self.paths.setdefault(path, module.path)
             if parts[-1] not in {"base_layer", "original_module"}:
                 self.modules.setdefault(path, module)
+            if hasattr(module, "quantised"):
+                self.is_quantised = True
+            elif self.weights is None:
+                own = (x for x in vars(module).values() if isinstance(x, Parameter))
+                self.weights = next((p.dtype for p in own), None)
 
     def parameters(self, names: Sequence[str]) -> Env:
         """Return parameters and buffers by name, as they are now."""
+        for path in (name[1:].rpartition(".")[0] for name in names if self.is_quantised):
+            if hasattr(self.modules.get(path), "quantised"):
+                raise NotModelledError(
+                    f"{path} is quantised, and the recorded code reads its weight itself",
+                    hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script",
+                )
         return {name: getattr(*self.owners[name]) for name in names}
 
 

@@ -25,6 +25,7 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.program.bound import Bound, Env
 from vrambudget.program.form import COUNT, Program, Row, with_paths
 from vrambudget.program.guards import check_guards, derive
+from vrambudget.program.headless import without_head
 from vrambudget.program.layers import Forward, LayerBlock, PlayedLayer, PlayState
 from vrambudget.program.rounds import with_rounds
 from vrambudget.program.unfold import RecordedStack, Unfolded, unfolded
@@ -70,7 +71,9 @@ class Played(Module):
 
     def _values(self, sizes: dict[str, int]) -> Values:
         autocast = None if context.autocast is None else context.autocast.dtype
-        return Values(sizes, context.options.dtype, autocast, self._said)
+        state = self._state
+        weights = state.weights if state.is_quantised else None  # k-bit training has cast them
+        return Values(sizes, weights or context.options.dtype, autocast, self._said)
 
     def _lay(self, values: Values) -> None:
         """Allocate parameters and buffers as the recorded model did, and make its modules."""
@@ -125,6 +128,32 @@ class Played(Module):
 
     def forward(self, **batch: Tensor) -> Outputs:
         """Run the program on a batch."""
+        env, without = self._ran(batch)
+        result = self._program.result
+        (logits,) = self._rows.held([result["logits"]])
+        is_labelled = result["loss"] and "labels" not in without
+        loss = self._rows.held([result["loss"]]) if is_labelled else []
+        others: tuple[object, ...] = tuple(env[name] for name in self._rows.held(result["others"]))
+        if cached := [env[name] for name in self._rows.held(result.get("cached", []))]:
+            others += (cached,)
+        return Outputs(env[loss[0]] if loss else None, env[logits], others)
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """[B, T] -> [B, T, C]: run the body alone."""
+        given = {"attention_mask": attention_mask, "position_ids": position_ids}
+        own = {name: x for name, x in given.items() if x is not None}
+        env, without = self._ran({"input_ids": input_ids, **own}, of_body=True)
+        return env[self._without_head(without)[1]]
+
+    def _ran(
+        self, batch: Mapping[str, Tensor], *, of_body: bool = False
+    ) -> tuple[Env, frozenset[str]]:
+        """Run the program, or its body; return what is left, and the inputs that it lacked."""
         if self._by_mode:
             self._program, self._rows, self._bound = self._by_mode[self.training]
         program = self._program
@@ -137,13 +166,13 @@ class Played(Module):
                 f"the program takes {', '.join(wanted)}, and the job feeds {', '.join(batch)}",
                 hint="pip install 'vrambudget[torch]' traces the model itself",
             )
+        self._state.prepare(self)
         sizes = self._sizes_of(wanted, given) | self._further
         without = frozenset(missing | {COUNT} if "labels" in missing else missing)
-        blocks = self._blocks(sizes, without)
+        blocks = self._blocks(sizes, without, of_body=of_body)
         env: Env = {named: given[name] for name, _, _, named in program.inputs if name in given}
         del batch, given
         state = self._state
-        state.prepare(self)
         state.run = Forward(context.purpose, context.grad_enabled, context.autocast, self.training)
         before = context.purpose, context.grad_enabled, context.autocast, context.tape.module
         try:
@@ -153,14 +182,10 @@ class Played(Module):
             context.purpose, context.grad_enabled, context.autocast, context.tape.module = before
             state.run.autocast = None  # its copies end with the region
             del before
-        result = program.result
-        (logits,) = self._rows.held([result["logits"]])
-        is_labelled = result["loss"] and "labels" not in without
-        loss = self._rows.held([result["loss"]]) if is_labelled else []
-        others: tuple[object, ...] = tuple(env[name] for name in self._rows.held(result["others"]))
-        if cached := [env[name] for name in self._rows.held(result.get("cached", []))]:
-            others += (cached,)
-        return Outputs(env[loss[0]] if loss else None, env[logits], others)
+        return env, without
+
+    def _without_head(self, without: frozenset[str]) -> tuple[list[Row], str]:
+        return without_head(self._code(without), self._program.stacks[0][0])
 
     @property
     def _optional(self) -> set[str]:
@@ -183,13 +208,16 @@ class Played(Module):
         check_guards(self._program, sizes)
         return sizes
 
-    def _blocks(self, sizes: dict[str, int], without: frozenset[str]) -> list[LayerBlock]:
+    def _blocks(
+        self, sizes: dict[str, int], without: frozenset[str], *, of_body: bool
+    ) -> list[LayerBlock]:
         """Return the steps at these sizes: layers, and what stands between them."""
         autocast = None if context.autocast is None else context.autocast.dtype
-        key = tuple(sizes.values()), autocast, without
+        key = tuple(sizes.values()), autocast, without, of_body
         if key not in self._bound:
             values = self._values(sizes)
-            bound = Bound(self._program, values, self._kinds)
+            by_operands = self._state.is_quantised and autocast is not None
+            bound = Bound(self._program, values, self._kinds, by_operands=by_operands)
             result = self._program.result
             kept = {
                 n
@@ -197,6 +225,8 @@ class Played(Module):
                 for n in self._rows.held(v if isinstance(v, list) else [v])
             }
             code = with_rounds(self._code(without), values)
+            if of_body:
+                code = iter(self._without_head(without)[0])
             rows = [row for row in code if row[0] != "del" or row[1] not in kept]
             self._bound[key] = list(LayerBlock.of(rows, bound, self._state))
         return self._bound[key]

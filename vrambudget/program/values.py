@@ -67,6 +67,12 @@ class Values:
         found._sizes, found._known = {**self._sizes, **sizes}, {}  # noqa: SLF001 - its own
         return found
 
+    def with_type(self, name: str, dtype: DType) -> "Values":
+        """Return the same where a type's name stands for another."""
+        found = copy(self)
+        found._types = {**self._types, name: dtype}  # noqa: SLF001 - its own
+        return found
+
     def of_text(self, text: str) -> Any:
         """Return what a coded text is."""
         kind, rest = text[0], text[1:]
@@ -90,7 +96,7 @@ class Values:
         return ACTIVATIONS[self._said[key]] if home == "activation" else operation(name)
 
     def _type(self, name: str) -> DType:
-        if name.startswith("A:"):
+        if name.startswith("A:") and name not in self._types:
             return self._autocast or self._types[name[2:]]
         if name not in self._types:
             raise VramBudgetError(f"{name[:20]!r} is no type")

@@ -14,10 +14,10 @@ Not modelled: torch before 2.8, whose products cannot add 16-bit factors to a fl
 Python without Triton; experts, whose routers' loss is added; heads in float32, temperatures.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from vrambudget.config.job import Job
 from vrambudget.dtypes import DType, bool_, float32, int64
@@ -26,13 +26,12 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
-from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.layers import Linear
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import div_by_constant, neg
 from vrambudget.ops.masked import index_mask, masked_scatter
-from vrambudget.ops.reduce import count_true, sum_all
+from vrambudget.ops.reduce import count_true, sum_all, with_partial_sums
 from vrambudget.ops.shape import slice_dim
 from vrambudget.ops.workspaces import addmm_workspace, cublas_workspace
 from vrambudget.tape.events import Purpose
@@ -67,10 +66,25 @@ class FusedOutputs:
         return self
 
 
+@runtime_checkable
+class WithHead(Protocol):
+    """A language model with a head, whose body can be called alone."""
+
+    lm_head: Module
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+
+
 class FusedHead(Module):
     """A model that `add_fused_lm_head` patched: called as before, or for its log probabilities."""
 
-    def __init__(self, model: CausalLM, metrics: Collection[str] = ()) -> None:
+    def __init__(self, model: WithHead, metrics: Collection[str] = ()) -> None:
         self.patched: Any = model
         self.metrics = metrics
         self.accessed: Callable[[Tensor], Tensor] = lambda weight: weight  # the head's, of shards
@@ -94,9 +108,9 @@ class FusedHead(Module):
         """
         del boundaries
         if labels is None:
-            outputs: Outputs = self.patched(
-                input_ids, None, attention_mask, position_ids, use_cache=False
-            )
+            own = {"attention_mask": attention_mask, "position_ids": position_ids}
+            read = {name: x for name, x in own.items() if x is not None}
+            outputs: Outputs = self.patched(input_ids=input_ids, **read)
             return outputs
         wrapped = () if adapters else [m for m in self.modules() if isinstance(m, LoraLinear)]
         for adapter in wrapped:
@@ -111,14 +125,15 @@ class FusedHead(Module):
     def _fused_forward(
         self, inputs: tuple[Tensor | None, ...], labels: Tensor, valid_labels: int
     ) -> FusedOutputs:
-        backbone = getattr(self.patched, self.patched.base_model_prefix)
-        backbone_outputs: Tensor = backbone(*inputs)
+        backbone_outputs: Tensor = self.patched.hidden_states(*inputs)
         with made_for(Purpose.LOGITS_AND_LOSS):
             hidden_states = slice_dim(backbone_outputs, 1, backbone_outputs.shape[1] - 1)
             B, T = labels.shape
             mask = made("ne", (B, T - 1), bool_)
+            head = self.patched.lm_head
             per_token = self._chunked(
-                self.accessed(self.patched.lm_head.weight),
+                self.accessed(head.weight),
+                None if head.bias is None else self.accessed(head.bias),
                 index_mask(hidden_states, mask, valid_labels),
                 index_mask(labels.viewed((B, T - 1), (T, 1)), mask, valid_labels),
             )
@@ -134,28 +149,27 @@ class FusedHead(Module):
         return outputs
 
     def _chunked(
-        self, weight: Tensor, hidden: Tensor, targets: Tensor
+        self, weight: Tensor, bias: Tensor | None, hidden: Tensor, targets: Tensor
     ) -> tuple[Tensor | None, ...]:
         """_ChunkedLogProbFunction: [N, H], [N] -> four of [N]; its gradient is the first's."""
         dtype = hidden.dtype if context.autocast is None else context.autocast.dtype
-        inputs = keep(hidden), keep(weight), keep(targets)
-        log_z, outputs = self._folded(hidden, weight, dtype)
+        inputs = (hidden, weight) if bias is None else (hidden, weight, bias)
+        saved = *map(keep, inputs), keep(targets)
+        log_z, outputs = self._folded(hidden, weight, bias, dtype)
         entropy = outputs[1]
-        kept = (*inputs, keep(log_z), keep(entropy))
-        shapes = hidden.shape, weight.shape
-        dtypes = hidden.dtype, weight.dtype, dtype
-        needs = hidden.requires_grad, weight.requires_grad
+        kept = (*saved, keep(log_z), keep(entropy))
+        wanted = [_Wanted(x.shape, x.dtype, x.requires_grad) for x in inputs]
 
         def backward(grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
             del grad
-            return _head_gradients(shapes, dtypes, needs)
+            return _head_gradients(wanted, dtype)
 
         results = [x for x in (outputs[0], entropy) if x is not None]
-        record_many("head", results, inputs=(hidden, weight), saved=kept, backward=backward)
+        record_many("head", results, inputs=inputs, saved=kept, backward=backward)
         return outputs
 
     def _folded(
-        self, hidden: Tensor, weight: Tensor, dtype: DType
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: DType
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         N = hidden.shape[0]
         sums = [made("full", (N,), float32) for _ in range(7)]
@@ -167,6 +181,8 @@ class FusedHead(Module):
                 w_chunk = _cast((rows, weight.shape[1]), weight.dtype, dtype)
                 cublas_workspace()
                 del w_chunk
+                if bias is not None:
+                    _cast((rows,), bias.dtype, dtype)  # added to the tile, and freed
         vector = partial(made, shape=(N,), dtype=float32)
         logarithm = vector("log")
         log_z = vector("add")
@@ -189,8 +205,11 @@ class FusedHead(Module):
 
 def patched(model: Module, metrics: Collection[str]) -> FusedHead:
     """Return the model with its head patched. Raises NotModelledError if there is no such head."""
-    if not (isinstance(model, CausalLM) and isinstance(model.lm_head, Linear)):
-        raise NotModelledError("TRL's loops need a language model whose head has no adapter")
+    if not (isinstance(model, WithHead) and isinstance(model.lm_head, Linear)):
+        raise NotModelledError(
+            "TRL's loops need a language model whose head is a linear layer without adapter",
+            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
+        )
     return FusedHead(model, metrics)
 
 
@@ -241,27 +260,37 @@ def _at_least_one(mask: Tensor) -> Tensor:
     return clamped
 
 
-def _head_gradients(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    dtypes: tuple[DType, DType, DType],
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    (N, H), (V, _) = shapes
-    hidden_dtype, weight_dtype, dtype = dtypes
-    grad_hidden = made("zeros", shapes[0], float32) if needs[0] else None
-    grad_weight = made("zeros", shapes[1], float32) if needs[1] else None
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What decides about the gradient of an input."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    is_wanted: bool
+
+
+def _head_gradients(inputs: Sequence[_Wanted], dtype: DType) -> tuple[Tensor | None, ...]:
+    hidden, weight, *biases = inputs
+    (N, H), (V, _) = hidden.shape, weight.shape
+    gradients = [made("zeros", x.shape, float32) if x.is_wanted else None for x in inputs]
     mm_buf = made("empty", (min(N, _TOKENS), _ROWS), dtype)
     hidden_chunk = w_chunk = None
     for tokens in _parts(N, _TOKENS):
-        hidden_chunk = _cast((tokens, H), hidden_dtype, dtype)
+        hidden_chunk = _cast((tokens, H), hidden.dtype, dtype)
         for rows in _parts(V, _ROWS):
-            w_chunk = _cast((rows, H), weight_dtype, dtype)
+            w_chunk = _cast((rows, H), weight.dtype, dtype)
             cublas_workspace()
-            if any(needs):
+            for bias in biases:
+                _cast((rows,), bias.dtype, dtype)
+            if hidden.is_wanted or weight.is_wanted:
                 addmm_workspace()
-    given = _as(grad_hidden, hidden_dtype), _as(grad_weight, weight_dtype)
-    del grad_hidden, grad_weight, mm_buf, hidden_chunk, w_chunk  # held until here
-    return given
+            if any(bias.is_wanted for bias in biases):
+                total = made("sum", (rows,), float32)
+                with_partial_sums(mm_buf.viewed((tokens, rows), (_ROWS, 1)), (0,))
+                del total
+    given = [_as(gradient, x.dtype) for gradient, x in zip(gradients, inputs, strict=True)]
+    del gradients, mm_buf, hidden_chunk, w_chunk  # held until here
+    return tuple(given)
 
 
 def _as(gradient: Tensor | None, dtype: DType) -> Tensor | None:
@@ -270,7 +299,7 @@ def _as(gradient: Tensor | None, dtype: DType) -> Tensor | None:
     return made("to_copy", gradient.shape, dtype)
 
 
-def _cast(shape: tuple[int, int], source: DType, dtype: DType) -> Tensor | None:
+def _cast(shape: tuple[int, ...], source: DType, dtype: DType) -> Tensor | None:
     """Return a part in the type that is computed in: a copy, unless it is its own."""
     return None if source is dtype else made("to_copy", shape, dtype)
 

@@ -38,7 +38,6 @@ from vrambudget.ops.four_bit import FourBit
 from vrambudget.tape.events import Purpose
 from vrambudget.training.loading import by_name, load_buffers, warm_up
 
-_HEAD = "lm_head"
 _WITHOUT_PLAN = ("falcon", "gpt2", "opt")
 _WITH_NORMS = ("exaone4", "gemma3_text", "qwen3")
 """Types whose base_model_tp_plan, of transformers 5.17, is empty; has norms of queries and keys."""
@@ -148,13 +147,8 @@ class Linear8bit(QuantisedLinear):
 _LAYERS: dict[Quant, type[QuantisedLinear]] = {"nf4": Linear4bit, "int8": Linear8bit}
 
 
-def build_quantised(
-    build: Callable[[], Module], job: Job, model_type: str, *, prepared: bool
-) -> Module:
-    """Return the model that `build` makes, its linear layers in 4 or 8 bit.
-
-    `prepared`: cast the rest to float32, for a job that trains.
-    """
+def build_quantised(build: Callable[[], Module], job: Job, model_type: str) -> Module:
+    """Return the model that `build` makes, its linear layers in 4 or 8 bit."""
     quant = job.quant
     assert quant is not None  # noqa: S101 - else it is built
     with on_meta():
@@ -163,7 +157,7 @@ def build_quantised(
         setattr(parent, name, _LAYERS[quant](child))
     with made_for(Purpose.WEIGHTS):
         _load(model, job.mesh.ranks, model_type, double=job.double_quant)
-        if prepared:
+        if job.prepares_kbit:
             _prepare(model)
     return model
 
@@ -196,9 +190,10 @@ def widest_outputs(config: ModelConfig, task: Task, platform: Platform) -> int:
 
 
 def _linear_layers(model: Module) -> Iterator[tuple[Module, str, Linear | Conv1D]]:
+    """Yield linear layers and where they are, but the head, which stands beside the body."""
     for module in model.modules():
         for name, child in vars(module).items():
-            if isinstance(child, Linear | Conv1D) and not (module is model and name == _HEAD):
+            if isinstance(child, Linear | Conv1D) and module is not model:
                 yield module, name, child
 
 

@@ -76,6 +76,17 @@ class CausalLM(CachesKeysAndValues):
         loss = causal_lm_loss(logits, labels, logits.shape[-1], num_items_in_batch)
         return Outputs(loss, logits, past_key_values=past_key_values)
 
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """[B, T] -> [B, T, C]: run the body alone."""
+        body = getattr(self, self.base_model_prefix)
+        states: Tensor = body(input_ids, attention_mask, position_ids)
+        return states
+
     def kept(self, hidden_states: Tensor, logits_to_keep: int) -> Tensor:
         """Return the tokens [B, K, C] that get logits; all for 0."""
         all_of_them = self.config.keeps_all_logits
