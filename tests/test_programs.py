@@ -185,6 +185,16 @@ def test_a_quantised_job_that_was_not_recorded_names_what_runs_it(name, fields, 
     assert "vrambudget rehearse --gpu GPU" in str(caught.value.hint)
 
 
+def test_shards_that_are_gathered_in_another_type_are_refused():
+    """Trainer's FSDP2 under autocast: what reads `~W` would be float32, and is bfloat16."""
+    model = next(r["model"] for r in RECORDS if r["model"]["model_type"] == "stablelm")
+    fields = {"batch": 2, "block": 64, "parallel": "fsdp2", "ranks": 4, "precision": "amp-bf16"}
+    assert estimate(model, **fields).peak.allocated_bytes
+    with pytest.raises(NotModelledError, match="fsdp2 in mixed precision") as caught:
+        estimate(model, loop="trainer", **fields)
+    assert "rehearse --gpu GPU --ranks 4 -- python train.py" in str(caught.value.hint)
+
+
 def test_trainers_count_of_labels_is_traced_where_it_was_not_recorded(monkeypatch):
     """A masked language model's loss is its own, and the recording is of a plain loop."""
     model = {"model_type": "roberta-prelayernorm", "hidden_size": 64, "num_attention_heads": 4}

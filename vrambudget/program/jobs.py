@@ -72,14 +72,17 @@ def check_has_all(program: Program, job: Job, model_type: str) -> None:
 
 def untraced(job: Job) -> bool:
     """Return whether a traced model does not answer a job either."""
-    return bool(job.compile or job.mode == "generate" or job.quant or job.loop in TRL_LOOPS)
+    is_other = job.compile or job.mode == "generate" or job.quant or job.loop in TRL_LOOPS
+    return bool(is_other or _gathers_in_16_bit(job))
 
 
 def unrecorded(model_type: str, wrong: str, job: Job | None) -> NotModelledError:
     """Return the error for what a recording says nothing of, with the way that answers it."""
     hint = TRACED
     if job is not None and untraced(job):
-        hint = f"`vrambudget rehearse --gpu GPU -- python {job.mode}.py` runs the script as it is"
+        ranks = f" --ranks {job.mesh.ranks}" if job.mesh.ranks > 1 else ""
+        script = f"`vrambudget rehearse --gpu GPU{ranks} -- python {job.mode}.py`"
+        hint = f"{script} runs the script as it is"
     if job is not None and job.quant is not None and job.autocast_dtype is not None:
         hint += f"; --precision {job.autocast_dtype} may be answered"
     return NotModelledError(f"{model_type} {wrong} was not recorded", hint=hint)
@@ -88,6 +91,8 @@ def unrecorded(model_type: str, wrong: str, job: Job | None) -> NotModelledError
 def _lacking(program: Program, job: Job) -> str | None:
     if program.code and _counts(program, job) and with_count(program) is None:
         return f"with {COUNT}"
+    if _gathers_in_16_bit(job):
+        return f"with {job.mesh.data} in mixed precision"
     wanted = {
         "with LoRA": job.lora_rank is not None,
         f"in {job.quant}": job.quant is not None,
@@ -98,6 +103,15 @@ def _lacking(program: Program, job: Job) -> str | None:
     if job.quant is not None and job.autocast_dtype is not None and not has_no_cast(program):
         return f"in {job.quant} under {job.precision}"
     return None
+
+
+def _gathers_in_16_bit(job: Job) -> bool:
+    """Return whether FSDP casts float32 shards as it gathers them: programs have one type for both.
+
+    Source: torch/distributed/fsdp (MixedPrecisionPolicy.param_dtype), which accelerate sets.
+    """
+    mixed = job.param_dtype or (job.loop != "plain" and job.autocast_dtype)
+    return job.mesh.data in {"fsdp1", "fsdp2"} and bool(mixed)
 
 
 def played(program: Program, job: Job | None) -> Program:
