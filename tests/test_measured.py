@@ -47,6 +47,9 @@ WHY = {
         "classes VivitForVideoClassification-bf16",
         "classes MobileViTForSemanticSegmentation-bf16",
     ),
+    "LayerDrop skips layers at random; an estimate counts them all": (
+        "recorded types m2m100-1.2b-bf16-b6-t257 15",
+    ),
     "the GPU is behind: what another stream used is free once it has passed there": (
         "fsdp1-nano-8-nolimit",
     ),
