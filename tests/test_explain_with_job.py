@@ -67,7 +67,7 @@ def test_the_crash_is_explained_completely():
     asked, held, _, others, _, unlike, avoided, training = explanation.findings
     assert asked.bytes == 64 * 1024 * 50304 * 2
     assert "log-probabilities as bfloat16" in asked.text
-    assert "room for 1 more" in held.text  # 6.78 - 0.46 GiB = 6.32, 6.14 GiB each
+    assert "can hold 1 more" in held.text  # 6.78 - 0.46 GiB = 6.32, 6.14 GiB each
     assert f"{others.bytes / GIB:.2f}" == "1.97"
     assert "torch.compile" in unlike.text
     assert "--batch" in avoided.text

@@ -39,9 +39,7 @@ def test_each_row_is_in_a_record_or_the_table_of_gpus():
     said = sum(len(record["measured"]) for record in RECORDS + A6000 + ANATOMY)
     said += sum(len(record["printed"]) for record in FOLLOWED)
     assert said + CONTEXTS == ROWS
-    assert f"Of the {ROWS} published rows that were found, {said} are in these records" in (
-        PAGE.read_text()
-    )
+    assert f"Of the {ROWS} published rows found, {said} are in these records" in (PAGE.read_text())
 
 
 @pytest.mark.parametrize("record", FOLLOWED, ids=lambda record: record["id"])

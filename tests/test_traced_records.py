@@ -1,7 +1,7 @@
 """Model types without rules of their own, followed and held against their rehearsals.
 
 Every ninth record is followed here, and Swin, whose stages are checkpoints around its layers';
-docs/follow.md has the errors of all.
+docs/trace.md has the errors of all.
 """
 
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_followed_model_equals_its_rehearsal(record):
 
 
 def test_the_page_has_a_row_for_each_record():
-    page = (ROOT / "docs" / "follow.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
     for record in RECORDS:
         assert f"| {record['model']['model_type']} |" in page
     exact = len(RECORDS) - len(OFF)

@@ -35,7 +35,7 @@ TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_si
 
 
 @pytest.mark.parametrize(
-    ("package", "asked", "followed"),
+    ("package", "asked", "checked"),
     [
         pytest.param("torch", "2.11", "2.11", id="checked"),
         pytest.param("torch", "2.10", "2.8", id="between: 10 is more than 8"),

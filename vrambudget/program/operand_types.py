@@ -6,7 +6,7 @@ the general rule has the types that were recorded. Where its floating-point type
 of what it reads, and stands for another here. A cast names a type that the recorded code took from
 some tensor, of which the program says nothing: such programs are refused.
 
-Source: bitsandbytes nn/modules.py (Linear4bit.forward, Linear8bitLt.forward), 0.50.
+Source: bitsandbytes nn/modules.py (Linear4bit, Linear8bitLt), 0.50.
 """
 
 from collections.abc import Iterator

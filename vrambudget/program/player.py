@@ -216,7 +216,11 @@ class Played(Module):
         key = tuple(sizes.values()), autocast, without, of_body
         if key not in self._bound:
             values = self._values(sizes)
-            by_operands = self._state.is_quantised and autocast is not None
+            reads_tokens = any(name == "input_ids" for name, *_ in self._program.inputs)
+            is_cast = (
+                autocast is not None and reads_tokens
+            )  # diffusers leaves its casts as they are
+            by_operands = self._state.is_quantised and is_cast
             bound = Bound(self._program, values, self._kinds, by_operands=by_operands)
             result = self._program.result
             kept = {

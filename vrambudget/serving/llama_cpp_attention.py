@@ -78,7 +78,8 @@ class Attention(Recurrent):
         """Add what attention reads."""
         if any(self.model.states):
             self.sequences = self.leaf(self.slots)
-            self.of_batch, self.of_others = (self.view(self.sequences, n * F32) for n in (1, 3))
+            parts = (self.slots, self.slots - 1)
+            self.of_batch, self.of_others = (self.view(self.sequences, n * F32) for n in parts)
         if not any(self.model.keys) and not self.is_encoder:
             return
         if self.is_rotated or "position_embd" in self.placed.others:
