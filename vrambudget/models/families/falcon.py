@@ -9,6 +9,8 @@ no fused kernel at all. ALiBi is a bias of attention's scores by the distance of
 
     alibi [B * H, 1, S]   of the tokens so far [B, S], a slope for each head
     mask  [B, H, T, S]    the bias over sqrt(D), the lowest number where a token is not seen
+
+Source: models/falcon/modeling_falcon.py (build_alibi_tensor, FalconModel.forward).
 """
 
 import math

@@ -4,7 +4,8 @@ A batch of text goes through Gemma 3 alone; the vision tower and its projector l
 masks are made before the language model is called, without positions: rows are not looked through
 for packing.
 
-Source: models/gemma3/modeling_gemma3.py of transformers 5.17 (Gemma3ForConditionalGeneration).
+Source: models/gemma3/modeling_gemma3.py of transformers 5.17 (Gemma3ForConditionalGeneration),
+models/siglip/modeling_siglip.py (SiglipVisionModel).
 Not modelled: images.
 """
 

@@ -2,9 +2,10 @@
 
 Learned positions that begin at row 2, counted by a running sum over an attention mask of ones; that
 mask goes into the causal one. Projections into and out of the width of the embeddings where it
-differs. Transformers 4.57 has a mask of its own, which is added to the scores
-(modeling_attn_mask_utils.py, AttentionMaskConverter).
+differs. Transformers 4.57 has a mask of its own, which is added to the scores.
 
+Source: modeling_attn_mask_utils.py (AttentionMaskConverter), models/opt/modeling_opt.py of
+transformers 4.57.
 Not modelled: LayerDrop (`layerdrop`), which skips layers at random.
 """
 
