@@ -20,7 +20,7 @@ from vrambudget.integrations.run_here import gpus_of, models_of
 from vrambudget.scenario import resolve
 from vrambudget.serving import llama_cpp
 from vrambudget.serving.gguf import read_gguf
-from vrambudget.serving.gguf_architectures import SEEN
+from vrambudget.serving.gguf_architectures import ARCHITECTURES, SEEN
 from vrambudget.serving.gguf_cards import header_of, parsed, table_of
 from vrambudget.serving.gguf_known import known
 from vrambudget.serving.gguf_model import of_file, of_header
@@ -123,6 +123,30 @@ def test_starts_on_a_cpu_are_counted_to_the_printed_digit(start):
 STARTS = records("llama-cpp-counted.jsonl")
 
 
+def counts_of(starts, *, exact_weights=True):
+    """Return how many buffers starts print, how many are equal, and how many are within 2 %.
+
+    `exact_weights`: model and cache have to be equal, too.
+    """
+    parts, exact, near = 0, 0, 0
+    for start in starts:
+        (model,) = models_of(start["model"])
+        loaded = (each for each in model.tensors if each.name != start.get("without"))
+        model = replace(model, tensors=tuple(loaded))
+        options = LlamaCppOptions.parse(start["options"])
+        found = llama_cpp.serve(model, gpus_of(start["gpu"]), options)
+        for held in (*found.gpus, found.host):
+            for part, printed in start["printed"].get(held.name, {}).items():
+                estimated = getattr(held, f"{part}_bytes")
+                if options.engine_version == "2025-08":  # prints MiB
+                    estimated = mib(estimated)
+                assert not exact_weights or part == "compute" or estimated == printed, start
+                parts += 1
+                exact += estimated == printed
+                near += estimated == printed or (printed != 0 and off(estimated, printed) < 0.02)
+    return parts, exact, near
+
+
 def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
     """Builds' own loader, cache and scheduler ran on devices that hold nothing.
 
@@ -137,23 +161,7 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte(monkeypatch):
         build(graph)
 
     monkeypatch.setattr(_Graph, "build", on_devices_that_only_count)
-    parts, exact, near = 0, 0, 0
-    for start in STARTS:
-        (model,) = models_of(start["model"])
-        loaded = (each for each in model.tensors if each.name != start.get("without"))
-        model = replace(model, tensors=tuple(loaded))
-        options = LlamaCppOptions.parse(start["options"])
-        found = llama_cpp.serve(model, gpus_of(start["gpu"]), options)
-        for held in (*found.gpus, found.host):
-            for part, printed in start["printed"].get(held.name, {}).items():
-                estimated = getattr(held, f"{part}_bytes")
-                if options.engine_version == "2025-08":  # prints MiB
-                    estimated = mib(estimated)
-                assert part == "compute" or estimated == printed, start
-                parts += 1
-                exact += estimated == printed
-                near += printed == 0 or off(estimated, printed) < 0.02
-    assert (parts, exact, near) == (4548, 4420, 4490)
+    assert counts_of(STARTS) == (4548, 4420, 4490)
 
 
 H200, VIRTUAL = records("llama-cpp-h200.jsonl"), records("llama-cpp-virtual.jsonl")
@@ -210,6 +218,10 @@ def test_starts_on_an_h200_are_estimated(model):
         assert low <= min(start.get("beside", [low])) <= max(start.get("beside", [high])) <= high
 
 
+def test_architectures_whose_compute_buffers_were_held_are_known():
+    assert set(ARCHITECTURES) >= SEEN
+
+
 @pytest.mark.parametrize(
     ("starts", "counts"),
     [(H200, (6747, 6517, 6633)), (VIRTUAL, (2088, 1959, 2029))],
@@ -218,18 +230,7 @@ def test_starts_on_an_h200_are_estimated(model):
 @pytest.mark.nightly
 def test_most_buffers_of_llama_cpp_on_cuda_are_equal_to_the_byte(starts, counts):
     """How many buffers there are, how many are equal, and how many within 2 %."""
-    exact, near, parts = 0, 0, 0
-    for start in starts:
-        (model,) = models_of(start["model"])
-        options = LlamaCppOptions.parse(start["options"])
-        found = llama_cpp.serve(model, gpus_of(start["gpu"]), options)
-        for held in (*found.gpus, found.host):
-            for part, printed in start["printed"].get(held.name, {}).items():
-                estimated = getattr(held, f"{part}_bytes")
-                parts += 1
-                exact += estimated == printed
-                near += estimated == printed or off(estimated, printed or 1) < 0.02
-    assert (parts, exact, near) == counts
+    assert counts_of(starts, exact_weights=False) == counts
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,7 @@ class _Graph(Attention):
 
     def _layer(self, layer: int, x: Node, *, is_last: bool) -> Node:
         of = self.placed.layers[layer]
-        if (
-            self.model.architecture == "dbrx"
-        ):  # the norm before its experts is named after attention
+        if self.model.architecture == "dbrx":  # its experts' norm has another's name
             of = {**of, "ffn_norm": of["attn_output_norm"]}
         normed = self.norm(of, "attn_norm", x) if "attn_norm" in of else x
         if not {"ffn_norm", "post_attention_norm"} & of.keys() and "attn_norm" in of:

@@ -20,6 +20,6 @@ def has_kernel(model: GgufModel, layer: int) -> bool:
     is_window = model.windows[layer] is not None
     keys, values = model.window_head if is_window else (model.head_keys, model.head_values)
     shared = 1 if is_encoder else model.heads * keys // model.keys[layer]
-    if keys == _WIDEST:
-        return values == keys and shared > 1
-    return values == keys in _KERNELS or shared % _SHARED.get((keys, values), 1 << 30) == 0
+    if keys == values:
+        return keys in _KERNELS or (keys == _WIDEST and shared > 1)
+    return (keys, values) in _SHARED and shared % _SHARED[keys, values] == 0

@@ -61,18 +61,27 @@ class Recurrent(Builder):
         nbytes = (kernel - 1) * channels * self.slots * F32
         return self.early(Node(nbytes, self.cache_device(layer), [self.sequences]))
 
-    def _convolved(self, layer: int, weight: Weight, before: Node, made: Node) -> Node:
-        """Return a convolution of what was before, and is in this batch."""
-        read = self.node(weight.shape[1], before, made, more=before.nbytes)
+    def _joined(self, layer: int, before: Node, made: Node, channels: int) -> Node:
+        """Return what was before with what is in this batch, whose last tokens are kept."""
+        read = self.node(channels, before, made, more=before.nbytes)
         last = read.nbytes - F32 * self.rows // self.slots
         self.keep(read, last, self.cache_device(layer))
+        return read
+
+    def _convolved(self, weight: Weight, read: Node) -> Node:
         return self.node(weight.shape[1], read, self.weight(weight), device=self.runs_on(weight))
+
+    def _state_bytes(self, layer: int, weight: Weight) -> int:
+        """Return the bytes of a sequence's state, without its convolution's part."""
+        kernel, channels = weight.shape
+        return (self.model.states[layer] - (kernel - 1) * channels) * F32
 
     def _short_convolution(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
         weight = of["shortconv.conv"]
         before = self._before(layer, weight)
         three = self.matrix(of, "shortconv.in_proj", cur)
-        mixed = self._convolved(layer, weight, before, self.node(weight.shape[1], three))
+        width = weight.shape[1]
+        mixed = self._convolved(weight, self._joined(layer, before, self.node(width, three), width))
         return self._out(of, "shortconv.out_proj", self.same(mixed, three))
 
     def _mamba(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
@@ -80,7 +89,7 @@ class Recurrent(Builder):
         weight, values = of["ssm_conv1d"], of["ssm_out"].shape[0]
         before = self._before(layer, weight)
         joint = self.matrix(of, "ssm_in", cur)
-        mixed = self._convolved(layer, weight, before, joint)
+        mixed = self._convolved(weight, self._joined(layer, before, joint, weight.shape[1]))
         mixed = self.same(self.scaled(of["ssm_conv1d.bias"], mixed))
         is_first = "ssm_x" in of
         read = self._selected(of, mixed) if is_first else self._steps(of, mixed, joint)
@@ -138,8 +147,7 @@ class Recurrent(Builder):
         return of["ssm_a"].device == HOST != self.runs_on(of["ssm_a"])
 
     def _scanned(self, layer: int, of: Mapping[str, Weight], values: int, read: list[Node]) -> Node:
-        weight, lies = of["ssm_conv1d"], self.cache_device(layer)
-        one = (self.model.states[layer] - (weight.shape[0] - 1) * weight.shape[1]) * F32
+        one, lies = self._state_bytes(layer, of["ssm_conv1d"]), self.cache_device(layer)
         state = one * self.slots
         cache = Node(state, lies, shape=CACHE, lies=True)
         made = self.node(values, *read, self.of_batch, cache, more=state, device=of["ssm_a"].device)
@@ -152,18 +160,14 @@ class Recurrent(Builder):
 
     def _delta_net(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
         weight, values = of["ssm_conv1d"], of["ssm_out"].shape[0]
-        kernel, channels = weight.shape
-        state = (self.model.states[layer] - (kernel - 1) * channels) * self.slots * F32
-        lies = self.cache_device(layer)
+        channels, lies = weight.shape[1], self.cache_device(layer)
+        state = self._state_bytes(layer, weight) * self.slots
         self.expand()  # its norm is asked for
         before = self._before(layer, weight)
-        joint = self.matrix(of, "attn_qkv", cur)
-        read = self.node(channels, before, joint, more=before.nbytes)
-        self.keep(read, read.nbytes - F32 * self.rows // self.slots, lies)
+        read = self._joined(layer, before, self.matrix(of, "attn_qkv", cur), channels)
         kept = self.node(0, self.sequences, more=state, device=lies)
         self.expand()
-        mixed = self.node(channels, read, self.weight(weight), device=self.runs_on(weight))
-        mixed = self.same(mixed)
+        mixed = self.same(self._convolved(weight, read))
         halves = [self.node((channels - values) // 2, mixed) for _ in "qk"]
         made = self.node(values, *halves, mixed, *self._decays(of, cur), kept, more=state)
         self.keep(made, state, lies)
