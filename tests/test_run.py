@@ -218,6 +218,12 @@ def test_starts_on_an_h200_are_estimated(model):
         assert low <= min(start.get("beside", [low])) <= max(start.get("beside", [high])) <= high
 
 
+def test_a_name_near_two_lists_is_proposed_once():
+    with pytest.raises(VramBudgetError) as caught:
+        vrambudget.run("hunyuan-7b:Q4_K_M", gpu="12GB")
+    assert (caught.value.hint or "").count("'hunyuan-a13b'") == 1
+
+
 def test_architectures_whose_compute_buffers_were_held_are_known():
     assert set(ARCHITECTURES) >= SEEN
 

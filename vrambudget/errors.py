@@ -76,5 +76,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return "did you mean 'gpt2'?" with the nearest known words, or None if none is near."""
     from difflib import get_close_matches  # noqa: PLC0415 - mistakes alone need it
 
-    near = get_close_matches(word, list(known), n=3, cutoff=0.6)
+    near = get_close_matches(word, sorted(set(known)), n=3, cutoff=0.6)
     return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else None
