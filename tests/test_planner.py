@@ -67,8 +67,22 @@ def test_a_plan_has_recipes_that_fit_and_keeps_what_is_not_searched():
         assert {"block": 100, "dropout": 0.25}.items() <= recipe["fields"].items()
         again = asked("estimate", model=SMALL, gpu="4GB", fields=recipe["fields"])
         assert again["fits"] is True
-    assert asked("plan", model="llama-3.1-70b", gpu="4GB", fields={})["recipes"] == []
+    none = asked("plan", model="llama-3.1-70b", gpu="4GB", fields={})
+    assert none["recipes"] == []
+    assert none["sentence"].startswith("does not fit on one NVIDIA")
     assert "no GPU" in asked("plan", model=SMALL, gpu="", fields={})["error"]
+
+
+def test_where_nothing_fits_as_asked_a_plan_has_what_the_gpu_trains_with_less():
+    model = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512}
+    model |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50000}
+    found = asked("plan", model=model, gpu="1GiB", fields={"block": 2048})
+    printed = str(vrambudget.plan(model, gpu="1GiB", block=2048))
+    assert found["sentence"] == printed.splitlines()[0]
+    assert found["recipes"][0]["fields"]["loop"] == "sft"
+    assert found["recipes"][1]["block"] == found["recipes"][1]["fields"]["block"] == 512
+    again = asked("estimate", model=model, gpu="1GiB", fields=found["recipes"][0]["fields"])
+    assert again["fits"] is True
 
 
 def test_a_recipe_that_fills_the_gpu_leaves_nothing_in_the_browser_and_in_the_terminal():

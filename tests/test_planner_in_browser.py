@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 JOB = {"batch": 4, "block": 256, "gpu": "12GB"}
 DRAWN = "document.getElementById('answer')?.dataset.drawn"
+CONTROLS = "button, select, input, summary, textarea"
 PEAK = "document.getElementById('headline').dataset.peak"
 ADVICE = "document.getElementById('advice').textContent"
 
@@ -92,6 +93,21 @@ def test_nothing_is_wider_than_the_page(page, width):
     try:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     finally:
+        page.resize(1200, 900)
+
+
+@pytest.mark.parametrize("width", [375, 1200])
+def test_every_control_is_at_least_32_pixels_high(page, width):
+    """A box that is ticked by its label is as large as that."""
+    page.resize(width, 812, is_phone=width < 500)
+    targets = f"[...document.querySelectorAll({CONTROLS!r})].map(e => e.closest('label') ?? e)"
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    try:
+        sizes = page.evaluate(f"{targets}.map(e => [e.outerHTML.slice(0, 80), e.offsetHeight])")
+        assert len(sizes) > 100
+        assert [size for size in sizes if 0 < size[1] < 32] == []
+    finally:
+        page.evaluate("document.querySelectorAll('#job details').forEach(d => d.open = false)")
         page.resize(1200, 900)
 
 

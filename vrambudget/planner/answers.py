@@ -6,7 +6,7 @@
     {"ask": "drawing", ...}                                  the timeline of the same job
     {"ask": "advice", ...}                                   what would help
     {"ask": "largest", ...}                                  the largest batch
-    {"ask": "plan", ...}                                     the recipes that fit this GPU
+    {"ask": "plan", ...}                the recipes that fit this GPU, or what it trains with less
     {"ask": "explain", "log": ...}                           what an out-of-memory message means
 
 An answer to what makes no sense is {"error": ..., "hint": ...}. What can be chosen needs no Python:
@@ -151,26 +151,28 @@ def _largest(question: Question) -> dict[str, Any]:
 def _plan(question: Question) -> dict[str, Any]:
     from vrambudget.planning.plan import Wish, plan_for  # noqa: PLC0415 - likewise
     from vrambudget.planning.recipes import SEARCHED  # noqa: PLC0415
-    from vrambudget.report.plan import filled, held  # noqa: PLC0415
+    from vrambudget.report.plan import filled, headline, row_of  # noqa: PLC0415
 
     kept = {k: v for k, v in question["fields"].items() if k not in SEARCHED}
     scenario = resolve(question["model"], gpu=question["gpu"] or None, **kept)
     spare = scenario.gpu.spare_bytes if scenario.gpu else 0
     found = plan_for(scenario, Wish(most=1, named=kept.keys(), margin_bytes=spare))
-    amounts = [[format_bytes(n) for n in held(choice)] for choice in found.choices]
+    shown = [*(each.choice for each in found.alternatives), *found.choices]
+    rows = [row_of(choice, found) for choice in shown]
     return {
-        "gpu": found.gpu,
-        "notes": filled(found.choices),
+        "sentence": headline(found),
+        "notes": filled(shown),
         "recipes": [
             {
-                "words": choice.layout,
-                "batch": choice.fields.get("batch", 1),
-                "peak": peak,
-                "left": left,
-                "costs": ", ".join(choice.costs),
-                "fields": choice.fields,
+                "words": row["layout"],
+                "block": row["block"],
+                "batch": row["batch"],
+                "peak": format_bytes(row["peak_bytes"]),
+                "left": format_bytes(row["left_bytes"]),
+                "costs": ", ".join(row["costs"]),
+                "fields": row["fields"],
             }
-            for choice, (peak, left) in zip(found.choices, amounts, strict=True)
+            for row in rows
         ],
     }
 

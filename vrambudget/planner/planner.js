@@ -212,22 +212,22 @@ async function changed() {
   try {
     const found = await quick.ask("first", question);
     if (!found) return;
-    tell(found);
+    display(found);
     at("headline").dataset.milliseconds = Math.round(performance.now() - begun);
     if (found.error || !isNewest(question)) return;
     if (found.is_steady) await draw(question, begun);
     else later = setTimeout(() => settle(question, begun), 100);
   } catch (error) {
-    tell({ error: `Python did not start: ${error.message}`,
+    display({ error: `Python did not start: ${error.message}`,
       hint: "The page needs WebAssembly and, the first time, its runtime's address." });
   }
 }
 
-// Near the GPU's limit the first steps do not tell all: steps go on until memory has settled.
+// Near the GPU's limit the first steps are not enough: more are run until the steady state.
 async function settle(question, begun) {
   const found = await quick.ask("estimate", question);
   if (!found || !isNewest(question)) return;
-  tell(found);
+  display(found);
   await draw(question, begun);
 }
 
@@ -246,7 +246,7 @@ async function draw(question, begun) {
 const KINDS = { FITS: "fits", "FITS ONLY IF NOTHING ELSE USES THE GPU": "fits", "DOES NOT FIT": "fails", PEAK: "peak" };
 const isNewest = (question) => JSON.stringify(question) === JSON.stringify(state);
 
-function tell(found) {
+function display(found) {
   const kind = found.is_steady === false ? "peak" : KINDS[found.word] ?? "fails";
   for (const id of ["headline", "verdict"]) at(id).className = kind;
   at("headline").textContent = found.error ? "NO ANSWER" : found.word;

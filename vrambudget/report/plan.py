@@ -44,11 +44,11 @@ def render_plan(found: Plan, output: Format = "table") -> str:
     tables = list(_tables(found))
     if output == "csv":
         columns, choices = tables[0] if tables else (_RECIPES, [])
-        return render_rows(columns, [_row(choice, found) for choice in choices], output)
+        return render_rows(columns, [row_of(choice, found) for choice in choices], output)
     parts = [headline(found)]
     parts += [_nothing(found)] if found.alternatives and not found.choices else []
     for n, (columns, choices) in enumerate(tables):
-        rows = [_row(choice, found) for choice in choices]
+        rows = [row_of(choice, found) for choice in choices]
         between = ["", _of_multi_gpu(found)] if n else []
         parts += [*between, "", render_rows(columns, rows, output)]
     return "\n".join([*parts, *_notes(found), *_not_considered(found), *_left_out(found)])
@@ -62,7 +62,7 @@ def plan_html(found: Plan) -> str:
     )
     for n, (columns, choices) in enumerate(_tables(found)):
         parts += [f"<p>{escape(_of_multi_gpu(found))}</p>"] if n else []
-        rows = [_row(choice, found) for choice in choices]
+        rows = [row_of(choice, found) for choice in choices]
         parts.append(html_table(columns, rows, [choice.command for choice in choices]))
     rest = (line.strip() for line in (*_not_considered(found), *_left_out(found)))
     return "".join([*parts, *(f"<p>{escape(line)}</p>" for line in rest if line)])
@@ -86,7 +86,8 @@ def _columns(choices: Sequence[Choice], found: Plan) -> list[Column]:
     return layouts if says_row else [layouts[0], _TOKENS, *layouts[1:]]
 
 
-def _row(choice: Choice, found: Plan) -> dict[str, Any]:
+def row_of(choice: Choice, found: Plan) -> dict[str, Any]:
+    """Return a choice as a plan's table shows it."""
     sizes = {name: choice.fields.get(name, 1) for name in ("batch", "grad_accum")}
     sizes["block"] = choice.fields.get("block", found.block)
     peak_bytes, left_bytes = held(choice)
