@@ -415,7 +415,7 @@ def test_a_command_dies_with_the_rehearsal_that_was_killed(tmp_path):
 
 LEAVES = """
 import os, subprocess, sys, time
-away = subprocess.Popen(["sleep", "1001"], start_new_session=True)
+away = subprocess.Popen(["sleep", "1001"], start_new_session=True, env={})
 if os.fork() == 0:
     os.setsid()
     if (daemon := os.fork()) == 0:
@@ -437,29 +437,68 @@ def test_what_left_the_session_ends_with_the_command(plan, tmp_path):
     assert all_end(pids(tmp_path / "pids"))
 
 
-@LINUX
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_what_left_the_session_and_the_folder_end_with_the_rehearsal(tmp_path, number):
-    code = (
-        "import sys; from vrambudget.config.gpus import find_gpu\n"
-        "from vrambudget.rehearse import process, workplace\n"
-        "with workplace.workplace() as (folder, lock):\n"
-        "    plan = process.ProcessPlan(folder, (folder / 'libcuda.so.1',), lock=lock)\n"
-        "    process.run(sys.argv[1:], find_gpu('t4'), plan)\n"
-    )
+REHEARSES = """
+import sys
+from vrambudget.config.gpus import find_gpu
+from vrambudget.rehearse import process, workplace
+with workplace.workplace() as (folder, lock):
+    plan = process.ProcessPlan(folder, (folder / "libcuda.so.1",), lock=lock)
+    process.run(sys.argv[1:], find_gpu("t4"), plan)
+"""
+
+
+@pytest.fixture
+def leaving(tmp_path):
+    """Rehearse LEAVES; return the rehearsal, its supervisor (a pid), and what left the session."""
     command = [sys.executable, "-S", "-c", LEAVES, str(tmp_path / "pids"), "waits"]
     package = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": package, "TMPDIR": str(tmp_path)}
-    parent = subprocess.Popen([sys.executable, "-c", code, *command], env=environment)
+    rehearsal = subprocess.Popen([sys.executable, "-c", REHEARSES, *command], env=environment)
     limit = time.monotonic() + 30
-    while not (tmp_path / "pids").exists() and time.monotonic() < limit:
+    left, notes = [0], ""
+    while not all(f"\n{pid} " in f"\n{notes}" for pid in left) and time.monotonic() < limit:
         time.sleep(0.02)
-    parent.send_signal(number)
-    parent.wait()
-    assert all_end(pids(tmp_path / "pids"))
-    while (left := [*tmp_path.glob("vrambudget-*")]) and time.monotonic() < limit:
+        left = pids(tmp_path / "pids") if (tmp_path / "pids").exists() else left
+        notes = "".join(file.read_text() for file in tmp_path.glob("vrambudget-*/below"))
+    return rehearsal, int(Path(f"/proc/{left[0]}/stat").read_text().split()[3]), left
+
+
+@LINUX
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_what_left_the_session_and_the_folder_end_with_the_rehearsal(tmp_path, leaving, number):
+    rehearsal, _, left = leaving
+    rehearsal.send_signal(number)
+    rehearsal.wait()
+    assert all_end(left)
+    limit = time.monotonic() + 30
+    while (folders := [*tmp_path.glob("vrambudget-*")]) and time.monotonic() < limit:
         time.sleep(0.02)
-    assert not left
+    assert not folders
+
+
+@LINUX
+def test_what_left_the_session_ends_where_the_supervisor_is_killed(leaving):
+    rehearsal, supervisor, left = leaving
+    os.kill(supervisor, signal.SIGKILL)
+    assert rehearsal.wait(30) == 0
+    assert all_end(left)
+
+
+@LINUX
+def test_what_both_left_when_they_were_killed_at_once_ends_with_the_next(
+    tmp_path, leaving, monkeypatch
+):
+    rehearsal, supervisor, left = leaving
+    os.kill(supervisor, signal.SIGKILL)
+    rehearsal.kill()
+    rehearsal.wait()
+    _, away, daemon = left
+    assert is_alive(away)
+    assert is_alive(daemon)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with workplace():
+        assert all_end(left)
+    assert not [*tmp_path.glob("vrambudget-*")]
 
 
 @LINUX

@@ -27,6 +27,7 @@ from vrambudget.rehearse.hook.vrambudget_hook.launch import gpus_environment, ra
 from vrambudget.rehearse.launchers import visible_gpus
 from vrambudget.rehearse.left import ask_for_records
 from vrambudget.rehearse.reading import Reader
+from vrambudget.rehearse.supervisor import end_left
 
 HOOK = Path(__file__).parent / "hook"
 GRACE_SECONDS = 20.0  # from the time limit, or from an interrupt, to the kill
@@ -154,6 +155,8 @@ def run(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(GRACE_SECONDS)
             _signal(child, signal.SIGKILL)
+            if child.wait() < 0:  # the supervisor was killed
+                end_left(plan.folder)
             if reader is not None:
                 reader.finish()
     return Ended(_shell_code(child.wait()), time.monotonic() - started, cut)

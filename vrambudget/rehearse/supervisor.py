@@ -29,6 +29,7 @@ _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 2.0
 _DEADLY_SECONDS = 10.0  # a process that SIGKILL does not end by then waits for a device
 _NOT_STARTED = 127
+_NOTES = "below"  # in the folder: "pid start" of each process that was seen below, a line each
 
 
 def main(parent: int, folder: str, command: list[str]) -> int:
@@ -65,7 +66,9 @@ def main(parent: int, folder: str, command: list[str]) -> int:
 
 def _wait(child: int, parent: int, folder: Path) -> int | None:
     """Return the command's exit code, None where it is to be ended."""
+    noted = set[str]()
     while os.getppid() == parent:
+        _note(folder, noted)
         for pid, status in _changed():
             if os.WIFSTOPPED(status):
                 with contextlib.suppress(OSError):
@@ -91,11 +94,21 @@ def _changed() -> Iterable[tuple[int, int]]:
             yield found
 
 
+def _note(folder: Path, noted: set[str]) -> None:
+    """Note who is below now."""
+    living = _living()
+    new = {f"{pid} {living[pid][1]}" for pid in _below({os.getpid()}, living)} - noted
+    if new:
+        noted |= new
+        with contextlib.suppress(OSError), (folder / _NOTES).open("a") as file:
+            file.write("".join(f"{line}\n" for line in new))
+
+
 def _end(number: signal.Signals, seconds: float) -> None:
     """Send a signal to all that is below, until nothing is, or for so many seconds."""
     limit = time.monotonic() + seconds
     signalled = set[int]()
-    while below := _below():
+    while below := _below({os.getpid()}, _living()):
         for pid in below if number == signal.SIGKILL else below - signalled:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
@@ -107,17 +120,55 @@ def _end(number: signal.Signals, seconds: float) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, 0.05)
 
 
-def _below() -> set[int]:
-    """Return the processes that live below this one."""
-    parents: dict[int, int] = {}
+def end_left(folder: Path) -> None:
+    """Kill what a supervisor that was killed left: who was noted, or has the folder's variable.
+
+    Escapes: who lost its parents and cleared its environment within half a second.
+    """
+    try:
+        noted = {*(folder / _NOTES).read_text().splitlines()}
+    except (OSError, ValueError):
+        noted = set()
+    limit = time.monotonic() + _DEADLY_SECONDS
+    while time.monotonic() < limit:
+        living = _living()
+        del living[os.getpid()]
+        roots = {
+            pid
+            for pid, (_, start) in living.items()
+            if f"{pid} {start}" in noted or _is_marked(pid, folder)
+        }
+        for pid in roots | _below(roots, living):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not roots:
+            return
+        time.sleep(0.02)
+
+
+def _is_marked(pid: int, folder: Path) -> bool:
+    mark = os.fsencode(f"VRAMBUDGET_FOLDER={folder}")
+    with contextlib.suppress(OSError):
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _living() -> dict[int, tuple[int, str]]:
+    """Return the parent of each process that lives, and when it started (proc(5))."""
+    found: dict[int, tuple[int, str]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - many, and only their names
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                state, parent, *_ = file.read().rpartition(b")")[2].split()
+                state, parent, *rest = file.read().rpartition(b")")[2].split()
                 if state not in (b"Z", b"X"):
-                    parents[int(name)] = int(parent)
-    found, own = set[int](), {os.getpid()}
-    while new := {pid for pid, parent in parents.items() if parent in found | own} - found:
+                    found[int(name)] = int(parent), rest[17].decode()
+    return found
+
+
+def _below(roots: set[int], living: dict[int, tuple[int, str]]) -> set[int]:
+    """Return the processes that live below others."""
+    found = set[int]()
+    while new := {pid for pid, (up, _) in living.items() if up in found | roots} - found:
         found |= new
     return found
 

@@ -1,7 +1,8 @@
 """The folder of one rehearsal: it goes with it, and one whose rehearsal was killed goes later.
 
 A folder is in use while somebody holds the lock of its file `lock` (flock(2): it ends with the last
-process that holds it). The next rehearsal of this user removes folders that nobody holds.
+process that holds it). The next rehearsal of this user ends the processes of folders that nobody
+holds, and removes the folders.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.rehearse.supervisor import end_left
 
 _PREFIX = "vrambudget-rehearsal-"
 _LOCK = "lock"
@@ -56,12 +58,13 @@ def _locked(file: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
-    """Remove this user's folders that nobody holds."""
+    """Remove this user's folders that nobody holds, and the processes that work there."""
     for left in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = left.lstat()
             mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
             if mine and (left / _LOCK).is_file():
                 lock = _locked(left / _LOCK)
+                end_left(left)
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(lock)
