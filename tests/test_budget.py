@@ -19,6 +19,14 @@ def test_json_round_trips(made):
     assert Budget.from_json(made.check().to_json()) == made
 
 
+def test_the_key_of_several_gpus_until_0_3_is_read():
+    made = vrambudget.estimate("gpt2", batch=1, block=8, ranks=2, parallel="ddp")
+    values = json.loads(made.to_json())
+    assert made.distributed is not None
+    values["several"] = values.pop("distributed")
+    assert Budget.from_json(json.dumps(values)) == made
+
+
 def test_json_has_the_published_keys():
     saved = json.loads(on_card(SMALL).to_json())
     assert list(saved) == [

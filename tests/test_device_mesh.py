@@ -39,7 +39,7 @@ def test_the_ranks_that_share_data_are_those_that_no_cut_takes():
 @pytest.mark.parametrize(
     ("text", "ranks", "words"),
     [
-        (None, 8, "nothing says how they share the work"),
+        (None, 8, "nothing says how 8 GPUs share the work"),
         ("fdsp2", 8, "'fdsp2' is not known"),
         ("ddp+fsdp2", 8, "exclude each other"),
         ("tp=0", 8, "should end in a number of ranks"),

@@ -1,4 +1,4 @@
-"""Fifty-five first questions, each with the sentence that its answer begins with.
+"""Seventy-five first questions, each with the sentence that its answer begins with.
 
 What fits is held against rehearsals by `test_plans_rehearsed.py`; here the first line has to answer
 what was asked: one GPU first, and "does not fit" only of what was counted. One GPU of 8, 12, 16 or
@@ -7,7 +7,9 @@ what was asked: one GPU first, and "does not fit" only of what was counted. One 
 
 import re
 import shlex
+from pathlib import Path
 
+import pages
 import pytest
 
 import vrambudget
@@ -16,6 +18,7 @@ from vrambudget.config.device_mesh import parse_mesh
 from vrambudget.errors import VramBudgetError
 
 FITS, NOT = "FITS: ", "DOES NOT FIT: "
+TIGHT = "FITS ONLY IF NOTHING ELSE USES THE GPU"
 TRAINS = "{} trains on one {}"
 RTX_3060, RTX_4060, RTX_4090 = (f"NVIDIA GeForce RTX {n}" for n in ("3060", "4060", "4090"))
 
@@ -82,7 +85,7 @@ QUESTIONS = {
     "gpt2 --gpu rx-7900": "error: 'rx-7900' is not a known NVIDIA GPU",
     "gpt2 --gpu mps": "error: 'mps' is not a known NVIDIA GPU",
     "gpt2 --gpu h100x8": "error: 'h100x8' is not a known GPU",
-    "gpt2 --gpu 8xh100": "error: ranks is 8, and nothing says how they share the work",
+    "gpt2 --gpu 8xh100": "error: nothing says how 8 GPUs share the work",
     "gpt2 --gpu 8xh100 --ranks 4 --parallel ddp": "error: gpu names 8 GPUs, and ranks is 4",
     "gpt2 --gpu 2x8xh100 --nodes 2 --parallel ddp": "error: --nodes 2 with --gpu 2x8xh100",
     "gpt2 --nodes 2": "error: --nodes says how many machines",
@@ -91,11 +94,33 @@ QUESTIONS = {
     "plan gpt2 --gpu 2xh100 --per-step 3": "error: per_step is 3, no multiple of 2 GPUs",
     "gpt2 --batch 0 --gpu 12GB": "error: batch is 0",
     "fit gpt2": "error: the following arguments are required: --gpu",
+    # What newcomers type.
+    "llama3:8b --gpu 12GB --block 64 --lora": NOT,
+    "meta-llama/Llama-3.1-8B --gpu 4090 --block 64 --qlora": FITS,
+    "mistral-7b --gpu 3090 --batch_size 2 --block 64 --qlora": FITS,
+    "resnet50 --gpu 'gtx 1080 ti' --batch 8": FITS,
+    "llama-3.1-8b --gpu b200 --block 64": f"{TIGHT}: all of 178.35 GiB",
+    "plan gpt-oss-20b --gpu 16GB": "no recipe or layout that has rules fits gpt-oss-20b at 4,096"
+    " tokens a sequence on one NVIDIA GeForce RTX 4060 Ti, nor on up to 1024",
+    "plan llama-3.1-8b --gpu 8xh100 --ranks 4": "error: unrecognized arguments: --ranks 4",
+    "plan llama-3.1-8b": "error: the following arguments are required: --gpu",
+    "llama-3.1-8b --gpus 2": "error: unrecognized arguments: --gpus 2",
+    "llama-3.1-8b --vram 12GB": "error: unrecognized arguments: --vram 12GB",
+    "llama 8b --gpu 12GB": "error: unrecognized arguments: 8b",
+    "deepseek-r1:7b --gpu 24GB": "error: 'deepseek-r1:7b' is a GGUF file's name",
+    "train.py --gpu 12GB": "error: 'train.py' is a script, not a model",
+    "gpt2 --optimizer AdamW": "error: argument --optimizer: invalid choice: 'AdamW'",
+    "llama-3.1-8b --quant 4bit": "error: argument --quant: invalid choice: '4bit'",
+    "gpt2 --mode inference": "error: argument --mode: invalid choice: 'inference'",
+    "gpt2 --epochs 3": "error: unrecognized arguments: --epochs 3",
+    "llama-3.1-8b --gpu 12": "error: '12' is not a known GPU",
+    "models zzz": "error: no model has 'zzz' in its name",
+    "gpus 4090": "--gpu       sold as    capacity",
 }
 
 
-def test_there_are_fifty_five():
-    assert len(QUESTIONS) == 55
+def test_there_are_seventy_five():
+    assert len(QUESTIONS) == 75
 
 
 @pytest.mark.sampled(2)
@@ -108,7 +133,8 @@ def test_the_answer_begins_with(question, capsys):
     if first.startswith("error"):
         assert code == 2
     else:
-        assert code == (1 if first.startswith(("DOES NOT FIT", "does not fit", "not even")) else 0)
+        no = ("DOES NOT FIT", "does not fit", "not even", "no recipe")
+        assert code == (1 if first.startswith(no) else 0)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +147,48 @@ def test_the_answer_begins_with(question, capsys):
         ("gpt2 --gpu h100x8", "several GPUs are written 8xh100;"),
         ("gpt2 --gpu kaggle", "2xt4"),
         ("gpt2 --gpu laptop", "rtx 4070 laptop"),
+        ("gpt2 --gpu 2xt4", "`vrambudget plan MODEL --gpu 2xGPU` lists the ways that fit"),
+        ("gpt2 --epochs 3", "it decides no memory"),
+        ("plan gpt2 --gpu 8xh100 --ranks 4", "a plan finds how GPUs share the work"),
+        ("gpt2 --gpus 2", "their number stands in --gpu: --gpu 4xh100"),
+        ("gpt2 --vram 12GB", "--gpu takes a size as sold (12GB)"),
+        ("gpt2 --quant 4bit", "did you mean 'nf4'?"),
+        ("gpt2 --optimizer AdamW", "did you mean 'adamw'"),
+        ("gpt2 --inference", "--mode generate"),
+        ("llama 8b", "a model's name is one word"),
+        ("deepseek-r1:7b", "'deepseek-r1-distill-qwen-7b'"),
+        ("train.py", "`vrambudget rehearse --gpu GPU -- python train.py`"),
     ],
 )
 def test_an_unknown_name_says_which_door_is_open(name, door, capsys):
     assert main([*name.split(), *(() if "--gpu" in name else ("--gpu", "12GB"))]) == 2
     assert door in capsys.readouterr().err
+
+
+def test_a_reader_of_the_readme_has_the_file_for_an_8b_on_12_gb(tmp_path, capsys, monkeypatch):
+    """With which file, and how long a sequence: by the commands of its paragraph alone."""
+    monkeypatch.chdir(tmp_path)
+    text = pages.text_of(pages.ROOT / "README.md")
+    text = text[text.index("Can I fine-tune an 8B on my 12 GB?") :]
+    command = re.search(r"vrambudget (plan .* --as trl -o recipe.yaml)", text)[1]
+    tokens, others = re.search(
+        r"on ([\d,]+) tokens.*?: ([\d,]+) tokens fit", text, re.DOTALL
+    ).groups()
+    longest, shorter = (int(number.replace(",", "")) for number in (tokens, others))
+
+    assert main(command.split()) == 0
+    assert f"max_length: {longest}\n" in Path("recipe.yaml").read_text()
+    axolotl = command.replace("--as trl", "--as axolotl")
+    assert main(axolotl.split()) == 2
+    assert f"tip: --block {shorter} does; --as trl" in capsys.readouterr().err
+    assert main(axolotl.replace(f" --block {longest}", "").split()) == 0
+    recipe = Path("recipe.yaml").read_text()
+    assert f"sequence_len: {shorter}\n" in recipe
+    assert f"# {shorter:,} tokens a sequence: {longest:,} do not fit" in recipe
+    [estimate] = re.findall(r"^# vrambudget (.*)", recipe, re.MULTILINE)
+    capsys.readouterr()
+    assert main(shlex.split(estimate)) == 0
+    assert capsys.readouterr().out.startswith("FITS")
 
 
 def test_a_tip_is_in_the_traceback_too():

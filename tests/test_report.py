@@ -96,7 +96,7 @@ def test_the_verdict_comes_first_and_says_by_how_much():
 def test_a_card_that_holds_it_only_without_cache_says_so():
     made = on_card(RESERVED + CONTEXT - 1)
     fits = replace(made, device=replace(made.device, fits=True), out_of_memory=None).check()
-    assert "nothing is left: PyTorch has to return its cache" in " ".join(render(fits).split())
+    assert "in its cache, and has to return it to the driver" in " ".join(render(fits).split())
 
 
 def test_the_moments_are_told_counting_from_one():

@@ -252,7 +252,7 @@ class Budget:
                 where=where,
                 hint="`vrambudget MODEL --format json -o FILE` writes one",
             )
-        if "several" in values:  # its name until 0.3
+        if "several" in values and "distributed" not in values:  # its name until 0.3
             values["distributed"] = values.pop("several")
         try:
             budget: Budget = coerced(cls, values).check()

@@ -5,18 +5,17 @@ import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from importlib import import_module
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from vrambudget import __version__
 from vrambudget.cli.server_commands import in_our_words
 from vrambudget.cli.streams import say
-from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.cli.tips import tip_of
+from vrambudget.errors import VramBudgetError
 
 DEFAULT = "estimate"
 _WIDTH, _INDENT = 100, 24  # columns of the short help
-_NARROW = ("fp8", "float8", "mxfp", "nvfp", "fp4", "float4")
-_RANKLESS = ("--lora", "--qlora")
 _SHOWN = 400  # characters of a mistake: an argument may have thousands
 COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "show what a job takes, and whether it fits on a GPU"),
@@ -131,22 +130,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise VramBudgetError."""
-        near = None
-        if any(f"invalid choice: '{narrow}" in message for narrow in _NARROW):
-            near = (
-                "products in so few bits are not modelled: `vrambudget rehearse --gpu GPU -- python"
-            )
-            near += " train.py` runs any script"
-        if message.startswith("unrecognized arguments: "):
-            word = [*message.split(), ""][2].partition("=")[0]  # which may be empty
-            near = did_you_mean(word, self.option_strings)
-            if word in COMMANDS:
-                near = f"the command comes first: vrambudget {word} MODEL ..."
-            elif {(option, word) for option in _RANKLESS} & {*pairwise(self.given)}:
-                near = f"the option before {word} takes no value; a rank is --lora-rank {word}"
-            elif not word.startswith("-") and self.prog.endswith(" sweep"):
-                near = "values of one option are joined: --block 512,1024, or --batch 1:64:x2"
         prog = self.prog.removesuffix(f" {DEFAULT}")
+        command = self.prog.removeprefix("vrambudget ")
+        near = tip_of(
+            message,
+            command=command,
+            given=self.given,
+            options=self.option_strings,
+            commands=COMMANDS,
+        )
         message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
         raise VramBudgetError(message, hint=near or f"`{prog} --help` lists the options")
 
@@ -172,6 +164,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             "name a model, for example: vrambudget gpt2 --gpu 12GB",
             hint="`vrambudget --help` lists the commands, `vrambudget models` the models",
         )
+    if argv[0] in {"help", "version"}:  # the words of other tools
+        argv = [*argv[1:2], f"--{argv[0]}"]
     if argv[0] in ("-h", "--help", "--version"):
         overview().parse_args(argv)
     if argv[0] in {"preflight", "trace", "advise", "max_batch"}:

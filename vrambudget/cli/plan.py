@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
     with progress_of("looking for recipes") as progress:
         found = plan_for(scenario, wish, progress)
     if args.tool is not None:
-        emit(_written(found, scenario, args), args)
+        shorter = "block" not in named
+        emit(_written(found, scenario, args, may_be_shorter=shorter), args)
         return DONE
     output = chosen_format(args)
     text = json_text(asdict(found)) if output == "json" else render_plan(found, output)
@@ -151,28 +152,40 @@ def _serve(args: argparse.Namespace, fields: Mapping[str, object]) -> int:
     return DONE if rows else DOES_NOT_FIT
 
 
-def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
-    """Return the chosen recipe for the tool of --as. Raises VramBudgetError where there is none."""
+def _written(
+    found: Plan, scenario: Scenario, args: argparse.Namespace, *, may_be_shorter: bool
+) -> str:
+    """Return the chosen recipe for the tool of --as. Raises VramBudgetError where there is none.
+
+    Of one GPU that was named, one is: with shorter sequences, if their length was not asked for.
+    """
     if args.format is not None:
         raise VramBudgetError(f"--format {args.format} cannot be combined with --as {args.tool}")
-    if not found.choices:
+    choices = found.choices
+    if alone := [each.choice for each in found.alternatives if each.choice.gpus == 1]:
+        choices = tuple(alone) if may_be_shorter else ()
+    if not choices:
         there = f"{found.most} x {found.gpu}" if found.is_named else f"one {found.gpu}"
+        tips = [f"--block {alone[-1].fields['block']} does"] if alone else []
+        tips += ["--as trl computes the loss in chunks of tokens"] if args.tool != "trl" else []
         raise VramBudgetError(
-            f"no recipe that {args.tool} has words for fits {there}",
-            hint="leave --as out: the plan says what fits",
+            f"no recipe that {args.tool} has words for fits {there} at {found.block:,} tokens",
+            hint="; ".join([*tips, "without --as the plan says what fits"]),
         )
-    if not 1 <= args.choice <= len(found.choices):
+    if not 1 <= args.choice <= len(choices):
         raise VramBudgetError(
-            f"--choice is {args.choice}; there are {len(found.choices)} recipes",
+            f"--choice is {args.choice}; there are {len(choices)} recipes",
             hint="leave --as out to see them",
         )
-    choice = found.choices[args.choice - 1]
+    choice = choices[args.choice - 1]
     count = how_many(choice.gpus, found.per_node, " x ") if choice.gpus > 1 else ""
     file = str(args.output or "FILE")
     command, (used, left) = choice.command, map(format_bytes, held(choice))
     if args.tool == "torchtitan":  # the model is torchtitan's own, which the file alone names
         command = f"vrambudget {file} --gpu {count.replace(' ', '')}{gpu_word(scenario)}"
     head = [f"{args.model} on {count}{found.gpu}: {choice.layout}"]
+    if (block := choice.fields.get("block", found.block)) != found.block:
+        head.append(f"{block:,} tokens a sequence: {found.block:,} do not fit")
     head += [f"{used} of the GPU, {left} left", command]
     if choice.fields.get("expandable_segments"):
         head.append("run it with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")

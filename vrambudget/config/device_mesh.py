@@ -81,9 +81,9 @@ def parse_mesh(text: str | None, ranks: int | None) -> DeviceMesh:
         if ranks in {None, 1}:
             return DeviceMesh(1, None)
         raise VramBudgetError(
-            f"ranks is {ranks}, and nothing says how they share the work",
-            hint=f"set parallel, for example {', '.join(DATA_PARALLEL)}, tp=2 or fsdp2+tp=2;"
-            f" `vrambudget plan MODEL --gpu {ranks}xGPU` lists which of them fit",
+            f"nothing says how {ranks} GPUs share the work",
+            hint=f"`vrambudget plan MODEL --gpu {ranks}xGPU` lists the ways that fit; or name one,"
+            f" --parallel ddp for example ({', '.join(DATA_PARALLEL[1:])}, tp=2, fsdp2+tp=2)",
         )
     data, cuts = None, dict.fromkeys(CUTS, 0)
     for part in text.lower().replace(" ", "").split("+"):

@@ -56,6 +56,9 @@ Names = tuple[str, ...]
 """A JSON list of words."""
 
 
+TIP = "tip: "  # what a line of a problem begins with that says how to mend it
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 class Settings:
     """A frozen, strict set of values; `aliases` are other spellings of its fields.
@@ -130,7 +133,7 @@ class Settings:
         return values
 
     def problems(self) -> Iterable[str]:
-        """Yield one sentence for each broken rule between fields."""
+        """Yield one sentence for each broken rule between fields; a line of TIP may follow it."""
         return ()
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
@@ -243,10 +246,12 @@ def _dumped(value: Any, *, as_json: bool) -> Any:
 def mistakes(
     sentences: Iterable[str], where: str | None, hint: str | None = None
 ) -> VramBudgetError:
-    """Return the error that says what is wrong, each mistake once."""
-    lines = list(dict.fromkeys(line for each in sentences for line in each.splitlines()))
+    """Return the error that says what is wrong, each mistake once; a line of TIP is its hint."""
+    every = dict.fromkeys(line for each in sentences for line in each.splitlines())
+    lines = [line for line in every if not line.startswith(TIP)]
+    tips = [line.removeprefix(TIP) for line in every if line.startswith(TIP)]
     message = lines[0] if len(lines) == 1 else f"{len(lines)} mistakes:\n  " + "\n  ".join(lines)
-    return VramBudgetError(message, where=where, hint=hint)
+    return VramBudgetError(message, where=where, hint=hint or "; ".join(tips) or None)
 
 
 def canonical(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:

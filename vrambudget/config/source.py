@@ -146,6 +146,11 @@ def _of_name(name: str | Path | Mapping[str, Any]) -> FoundModel:
 def _from_name(name: str) -> FoundModel:
     if (plain := name.lower().removesuffix(".pt")) in card_names():  # ultralytics' yolo11x.pt
         return _from_card(load_card(plain))
+    if name.endswith(".py"):
+        raise VramBudgetError(
+            f"{show(name)} is a script, not a model",
+            hint=f"`vrambudget rehearse --gpu GPU -- python {name}` runs it on a virtual GPU",
+        )
     if _is_path(name):
         return _from_path(home_of(Path(name)))
     if "/" not in name and card_name(name):
@@ -153,11 +158,13 @@ def _from_name(name: str) -> FoundModel:
         return _from_card(load_card(name))
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)
-    base, colon, _ = name.partition(":")
+    base, colon, size = name.partition(":")
     if colon and card_name(base):
+        of_size = near_names(name.replace(":", "-")) if size[:1].isdigit() else None
         raise VramBudgetError(
             f"{show(name)} is a GGUF file's name: llama.cpp and Ollama run it",
-            hint=f"`vrambudget run {name} --gpu GPU` estimates it; to train: {card_name(base)}",
+            hint=f"`vrambudget run {name} --gpu GPU` estimates it; to train it:"
+            f" {of_size or card_name(base)}",
         )
     raise VramBudgetError(f"there is no model {show(name)}", hint=_doors(name))
 

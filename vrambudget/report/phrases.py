@@ -41,6 +41,8 @@ def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
     needs = f"{least}{total} of {capacity} {unit} on {each}{device.name}"
     if not device.fits:
         return "DOES NOT FIT", f"{needs}: {left} {unit} short"
+    if device.is_tight and device.headroom_bytes < 0:
+        return TIGHT, f"all of {capacity} {unit} on {each}{device.name}: {_what_is_left(device)}"
     if device.is_tight:
         return TIGHT, f"{needs}: {_what_is_left(device)}"
     return "FITS", f"{needs}: {left} {unit} left"
@@ -50,7 +52,8 @@ def _what_is_left(device: Device) -> str:
     """Return how much is left, and what it has to do for."""
     left = format_bytes(device.headroom_bytes)
     if device.headroom_bytes < 0:
-        left = "nothing is left: PyTorch has to return its cache to the driver"
+        more = format_bytes(-device.headroom_bytes)
+        left = f"PyTorch would keep {more} more in its cache, and has to return it to the driver"
     else:
         left = f"{left} left"
     low, high = device.context_range or (0, 0)

@@ -159,13 +159,15 @@ def _nothing(found: Plan) -> str:
             f" than one such GPU: name several (--gpu 2xGPU){more if found.goal == 'any' else ''}"
         )
     at = f"{found.model} at {found.inputs or f'{found.block:,} tokens a sequence'}{loop}"
-    up_to = "up to " if found.most > 1 and not found.is_named else ""
-    where = f"{up_to}{_gpus(found, found.most)}"
+    where = _gpus(found, found.most if found.is_named else 1)
+    if found.most > 1 and not found.is_named:
+        where += f", nor on up to {found.most}"
     if not found.not_considered:
         return f"does not fit on {where}: {at}"
     if not found.any_modelled:
         return f"no layout of {found.model} on {where} has rules: whether it fits is not known"
-    return f"no layout that has rules fits {at} on {where}; others were not considered"
+    what = "layout" if found.is_named else "recipe or layout"
+    return f"no {what} that has rules fits {at} on {where}; others were not considered"
 
 
 def _gpus(found: Plan, gpus: int) -> str:

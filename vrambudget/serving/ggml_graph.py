@@ -28,7 +28,7 @@ _COPIES = 4  # GGML_SCHED_MAX_COPIES
 _ENDLESS = 1 << 62
 
 
-class Node:
+class GgmlNode:
     """A tensor. `lies`: it has memory of its own (a weight, a cache) and needs none.
 
     `more`: bytes of it that follow what is read.
@@ -50,7 +50,7 @@ class Node:
         self,
         nbytes: int,
         device: int | None,
-        sources: Sequence["Node"] = (),
+        sources: Sequence["GgmlNode"] = (),
         *,
         shape: object = None,
         in_place: bool = False,
@@ -62,7 +62,9 @@ class Node:
         self.readers, self.at, self.more = 0, -1, 0
 
 
-def needed(leaves: Sequence[Node], nodes: Sequence[Node], *, pipelined: bool) -> dict[int, int]:
+def needed(
+    leaves: Sequence[GgmlNode], nodes: Sequence[GgmlNode], *, pipelined: bool
+) -> dict[int, int]:
     """Return the bytes that each device's buffer has. `pipelined`: with inputs of four batches."""
     place_open(nodes)
     ordered, kept = _with_copies(nodes)
@@ -85,7 +87,7 @@ def needed(leaves: Sequence[Node], nodes: Sequence[Node], *, pipelined: bool) ->
     return {device: arena.top for device, arena in arenas.items()}
 
 
-def place_open(nodes: Sequence[Node]) -> None:
+def place_open(nodes: Sequence[GgmlNode]) -> None:
     """Give open nodes the device of the GPU's node before them, else of the next one."""
     for ways in (nodes, list(reversed(nodes))):
         current: int | None = None
@@ -98,10 +100,10 @@ def place_open(nodes: Sequence[Node]) -> None:
         node.device = HOST if node.device is None else node.device
 
 
-def _with_copies(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+def _with_copies(nodes: Sequence[GgmlNode]) -> tuple[list[GgmlNode], list[GgmlNode]]:
     """Return the nodes with copies of what each split reads, and the copies."""
-    ordered: list[Node] = []
-    copies: dict[tuple[Node, int], Node] = {}
+    ordered: list[GgmlNode] = []
+    copies: dict[tuple[GgmlNode, int], GgmlNode] = {}
     device: int | None = None
     start = 0  # of the split, in `ordered`
     inputs = 0
@@ -112,7 +114,7 @@ def _with_copies(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
         assert device is not None  # noqa: S101 - `place_open` has seen to it
         for source in foreign:
             if (source, device) not in copies:
-                copy = copies[source, device] = Node(source.nbytes, device, [source])
+                copy = copies[source, device] = GgmlNode(source.nbytes, device, [source])
                 ordered.insert(start + inputs, copy)
                 inputs += 1
         if foreign:
@@ -124,7 +126,7 @@ def _with_copies(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     return ordered, list(copies.values())
 
 
-def _allocate(arenas: dict[int, "_Arena"], node: Node) -> None:
+def _allocate(arenas: dict[int, "_Arena"], node: GgmlNode) -> None:
     if node.lies or node.at >= 0:
         return
     if node.in_place:
@@ -137,7 +139,7 @@ def _allocate(arenas: dict[int, "_Arena"], node: Node) -> None:
     node.at = _arena(arenas, node).take(node.nbytes)
 
 
-def _arena(arenas: dict[int, "_Arena"], node: Node) -> "_Arena":
+def _arena(arenas: dict[int, "_Arena"], node: GgmlNode) -> "_Arena":
     assert node.device is not None  # noqa: S101 - `place_open` has seen to it
     found = arenas.get(node.device)
     if found is None:

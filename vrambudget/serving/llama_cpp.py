@@ -23,7 +23,7 @@ from vrambudget.serving.ggml_graph import HOST
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import row_bytes
 from vrambudget.serving.llama_cpp_compute import compute_bytes
-from vrambudget.serving.llama_cpp_place import Placement, in_a_buffer, place
+from vrambudget.serving.llama_cpp_place import TensorPlacement, in_a_buffer, place
 from vrambudget.serving.options import LlamaCppOptions
 from vrambudget.units import round_up
 
@@ -148,7 +148,7 @@ def serve(
     gpus: Sequence[Gpu],
     options: LlamaCppOptions,
     ram_bytes: int | None = None,
-    placement: Placement | None = None,
+    placement: TensorPlacement | None = None,
 ) -> LlamaCppServing:
     """Return what llama.cpp puts on each GPU. Raises VramBudgetError for options that clash.
 
@@ -195,7 +195,7 @@ def serve(
 
 
 def cached_bytes(
-    model: GgufModel, options: LlamaCppOptions, placed: Placement
+    model: GgufModel, options: LlamaCppOptions, placed: TensorPlacement
 ) -> tuple[dict[int, int], list[int]]:
     """Return the bytes of each device's cache, and what each layer has of it where it is."""
     cells, found, of_layers = _Cells(model, options), dict.fromkeys(placed.model_bytes, 0), []

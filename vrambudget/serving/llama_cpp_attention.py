@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vrambudget.serving.ggml_builder import F32, Weight
-from vrambudget.serving.ggml_graph import CACHE, HOST, Node
+from vrambudget.serving.ggml_graph import CACHE, HOST, GgmlNode
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import row_bytes
@@ -25,7 +25,7 @@ from vrambudget.serving.llama_cpp_recurrent import Recurrent
 from vrambudget.serving.options import LlamaCppOptions
 
 if TYPE_CHECKING:
-    from vrambudget.serving.llama_cpp_place import Placement
+    from vrambudget.serving.llama_cpp_place import TensorPlacement
 
 UNQUANTISED = frozenset({"f32", "f16", "bf16"})
 _PARTLY = frozenset({"bert", "cohere2", "cohere2moe", "jina-bert-v2", "llama4"})  # in windows
@@ -34,14 +34,14 @@ _LAYERS_OF_13B = 40  # of Baichuan, whose heads have slopes
 _FOLDED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})  # 4 positions
 
 
-class Attention(Recurrent):
+class AttentionGraph(Recurrent):
     """A graph's attention. `cells`: of a cache of all tokens, and of one of a window."""
 
     def __init__(
         self,
         model: GgufModel,
         options: LlamaCppOptions,
-        placed: "Placement",
+        placed: "TensorPlacement",
         *,
         cells: tuple[int, int | None],
         outputs: int,
@@ -65,14 +65,16 @@ class Attention(Recurrent):
         self.cells = (self.rows, self.rows) if self.is_encoder else cells  # encoders have no cache
         self.outputs = min(outputs, self.rows)
         self.slots, _ = options.slots_and_streams
-        self.masks: dict[bool, Node] = {}  # of layers with a window, and of the others
-        self.idxs: dict[bool, tuple[tuple[Node], tuple[Node]]] = {}  # where keys and values go
-        self.rotations: dict[bool, tuple[Node | None, Node | None]] = {}
-        self.pos = self.out_ids = self.scales = self.top = Node(0, HOST)
-        self.sequences = self.of_batch = self.of_others = Node(0, HOST)
-        self.attended: list[tuple[int, Node]] = []  # by the kernel, in which layer
-        self.fresh: list[Node] = []  # keys and values that no cache keeps
-        self.factors: dict[int, Node] = {}  # of rotary tables, on each device that has layers
+        self.masks: dict[bool, GgmlNode] = {}  # of layers with a window, and of the others
+        self.idxs: dict[
+            bool, tuple[tuple[GgmlNode], tuple[GgmlNode]]
+        ] = {}  # where keys and values go
+        self.rotations: dict[bool, tuple[GgmlNode | None, GgmlNode | None]] = {}
+        self.pos = self.out_ids = self.scales = self.top = GgmlNode(0, HOST)
+        self.sequences = self.of_batch = self.of_others = GgmlNode(0, HOST)
+        self.attended: list[tuple[int, GgmlNode]] = []  # by the kernel, in which layer
+        self.fresh: list[GgmlNode] = []  # keys and values that no cache keeps
+        self.factors: dict[int, GgmlNode] = {}  # of rotary tables, on each device that has layers
 
     def inputs(self) -> None:
         """Add what attention reads."""
@@ -102,11 +104,11 @@ class Attention(Recurrent):
                 self.index_idxs = self.leaf(2 * self.rows)
                 self.index_mask = self.leaf(cells * self.rows * size // F32)
                 nbytes = self.rows * min(cells, self.model.chosen) * F32
-                self.zeros = [Node(nbytes, device) for device in self.placed.devices[:-1]]
+                self.zeros = [GgmlNode(nbytes, device) for device in self.placed.devices[:-1]]
                 self.leaves += self.zeros
             self.rotations[is_window] = (None, None) if self.is_old else self._rotations(is_window)
 
-    def _rotations(self, is_window: bool) -> tuple[Node | None, Node | None]:  # noqa: FBT001
+    def _rotations(self, is_window: bool) -> tuple[GgmlNode | None, GgmlNode | None]:  # noqa: FBT001
         """Return the matrices that turn queries and keys, and values, of a quantised cache."""
         model, options = self.model, self.options
         head = model.window_head if is_window else (model.head_keys, model.head_values)
@@ -123,8 +125,8 @@ class Attention(Recurrent):
         return found[0], found[1]
 
     def attention(
-        self, layer: int, of: Mapping[str, Weight], cur: Node, *, project: bool = True
-    ) -> Node:
+        self, layer: int, of: Mapping[str, Weight], cur: GgmlNode, *, project: bool = True
+    ) -> GgmlNode:
         """Return what a layer adds to the residual stream; without `project` what it projects."""
         if "attn_output" not in of:
             return self.recurrent(layer, of, cur)
@@ -162,24 +164,26 @@ class Attention(Recurrent):
             made = self.same(made, self.same(self.node(of["attn_output"].shape[0], gate)))
         return self.projected(layer, of, made) if project else made
 
-    def projected(self, layer: int, of: Mapping[str, Weight], made: Node) -> Node:
+    def projected(self, layer: int, of: Mapping[str, Weight], made: GgmlNode) -> GgmlNode:
         """Return the projection of what attention made."""
         if not any(self.model.states):  # these are turned back before their gate
             made = self._turned_back(layer, of, made)
         return self.matrix(of, "attn_output", made)
 
-    def _turned(self, layer: int, width: int, x: Node, *, of_values: bool = False) -> Node:
+    def _turned(self, layer: int, width: int, x: GgmlNode, *, of_values: bool = False) -> GgmlNode:
         """Return queries, keys or values by the matrix of a quantised cache, if there is one."""
         turn = self.rotations[self.model.windows[layer] is not None][of_values]
         return self.node(width, turn, x) if turn else x
 
-    def _turned_back(self, layer: int, of: Mapping[str, Weight], made: Node) -> Node:
+    def _turned_back(self, layer: int, of: Mapping[str, Weight], made: GgmlNode) -> GgmlNode:
         """Return what attention made of values that were turned."""
         if turn_values := self.rotations[self.model.windows[layer] is not None][1]:
             return self.node(of["attn_output"].shape[0], turn_values, made)
         return made
 
-    def _queries(self, layer: int, of: Mapping[str, Weight], cur: Node) -> tuple[Node, Node | None]:
+    def _queries(
+        self, layer: int, of: Mapping[str, Weight], cur: GgmlNode
+    ) -> tuple[GgmlNode, GgmlNode | None]:
         """Return queries, and what holds a gate for each of them."""
         width = of["attn_output"].shape[0]
         if of["attn_q"].shape[1] != 2 * width or not any(self.model.states):
@@ -187,7 +191,7 @@ class Attention(Recurrent):
         both = self.matrix(of, "attn_q", cur)
         return self.same(self.scaled(of["attn_q_norm"], self.node(width, both)), self.pos), both
 
-    def _rotated(self, layer: int, of: Mapping[str, Weight], name: str, cur: Node) -> Node:
+    def _rotated(self, layer: int, of: Mapping[str, Weight], name: str, cur: GgmlNode) -> GgmlNode:
         """Return queries or keys: what reads a view of them makes a tensor of its own."""
         found = self.matrix(of, name, cur)
         width = found.nbytes // F32 // self.rows
@@ -204,15 +208,20 @@ class Attention(Recurrent):
         by = self._turning(layer)
         return self.same(found, *by) if of_heads else self.node(width, found, *by)
 
-    def _turning(self, layer: int) -> list[Node]:
+    def _turning(self, layer: int) -> list[GgmlNode]:
         """Return positions, and a file's factors for them: copies begin splits where they go."""
         device = self.placed.devices[layer]
         found = next((w for n, w in self.placed.others.items() if n.startswith("rope_")), None)
         if not found or (self.model.windows[layer] and self.model.architecture == "gemma4"):
             return [self.pos]
-        return [self.pos, self.factors.setdefault(device, Node(found.nbytes, device, lies=True))]
+        return [
+            self.pos,
+            self.factors.setdefault(device, GgmlNode(found.nbytes, device, lies=True)),
+        ]
 
-    def _kernel(self, layer: int, queries: Node, width: int, own: Node | None = None) -> Node:
+    def _kernel(
+        self, layer: int, queries: GgmlNode, width: int, own: GgmlNode | None = None
+    ) -> GgmlNode:
         """Return attention's output: by one kernel, or by way of scores."""
         model, options = self.model, self.options
         is_window, reader = model.windows[layer] is not None, layer
@@ -232,13 +241,13 @@ class Attention(Recurrent):
             if each:  # a copy's rows are those of a head
                 size = row_bytes(kind.upper(), each) * cells
                 size = in_a_buffer(size, kind.upper(), width_of_head)
-                caches.append(Node(size, self.cache_device(layer), shape=CACHE, lies=True))
+                caches.append(GgmlNode(size, self.cache_device(layer), shape=CACHE, lies=True))
                 if self.copies_caches and kind != "f16":
                     extra += each * cells * 2
         if self.flash:
             if model.keys[layer] and not model.values[layer]:  # values are a part of latent rows
                 latent = caches[0].nbytes * width // model.heads // model.keys[layer]
-                caches.append(Node(latent, caches[0].device, shape=CACHE, lies=True))
+                caches.append(GgmlNode(latent, caches[0].device, shape=CACHE, lies=True))
             found = self.node(width, queries, *caches, mask, more=extra)
             self.attended.append((reader, found))
             return found
@@ -249,7 +258,7 @@ class Attention(Recurrent):
             copied = caches[1].nbytes
         return self.by_scores(number, width, queries, caches, mask, copied=copied)
 
-    def _store(self, layer: int, *made: Node) -> None:
+    def _store(self, layer: int, *made: GgmlNode) -> None:
         """Write keys, and values, to the cache."""
         self.fresh = [] if any(self.model.keys) else list(made)
         idxs = self.idxs.get(self.model.windows[layer] is not None, ((), ()))
@@ -257,12 +266,14 @@ class Attention(Recurrent):
             if self.model.keys[layer]:
                 self._write(layer, each, *places)
 
-    def _write(self, layer: int, *sources: Node) -> None:
+    def _write(self, layer: int, *sources: GgmlNode) -> None:
         """Write what a layer keeps of each token."""
-        self.nodes.append(Node(0, self.cache_device(layer), sources, lies=True))
+        self.nodes.append(GgmlNode(0, self.cache_device(layer), sources, lies=True))
         self.expand()
 
-    def _chosen(self, layer: int, of: Mapping[str, Weight], cur: Node, first: Node) -> Node:
+    def _chosen(
+        self, layer: int, of: Mapping[str, Weight], cur: GgmlNode, first: GgmlNode
+    ) -> GgmlNode:
         """Return a mask of the tokens that this layer's indexer chose, or the last one before."""
         top, mask = min(self.cells[0], self.model.chosen), self.masks[False]
         zeros = self.node(top, self.zeros[layer])
@@ -273,11 +284,11 @@ class Attention(Recurrent):
             score = self.node(self.cells[0], queries, weights, self.index_mask)
             self.top = self.node(top, self.node(top, score))
         filled = self.same(mask)
-        found = Node(mask.nbytes, None, [filled, mask])
-        self.nodes += [Node(0, None, [zeros, self.top, filled], lies=True), found]
+        found = GgmlNode(mask.nbytes, None, [filled, mask])
+        self.nodes += [GgmlNode(0, None, [zeros, self.top, filled], lies=True), found]
         return found
 
-    def _latent(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+    def _latent(self, layer: int, of: Mapping[str, Weight], cur: GgmlNode) -> GgmlNode:
         if "indexer.attn_k" in of:
             keys = self.norm(of, "indexer.k_norm", self.matrix(of, "indexer.attn_k", cur))
             keys = self.node(self.model.indexed[layer], self.index_turn, self.same(keys, self.pos))
@@ -304,7 +315,9 @@ class Attention(Recurrent):
         cur = self.node(width, self.heads(of, "attn_v_b", cur, width))
         return self.matrix(of, "attn_output", cur)
 
-    def _spread(self, layer: int, of: Mapping[str, Weight], cur: Node, queries: Node) -> Node:
+    def _spread(
+        self, layer: int, of: Mapping[str, Weight], cur: GgmlNode, queries: GgmlNode
+    ) -> GgmlNode:
         """Return latent attention of files whose heads' keys and values are made before it."""
         low = of["attn_kv_a_norm"].shape[0]
         rope = of["attn_kv_a_mqa"].shape[1] - low

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.serving.ggml_builder import F32, Weight
-from vrambudget.serving.ggml_graph import CACHE, HOST, Node, needed, place_open
+from vrambudget.serving.ggml_graph import CACHE, HOST, GgmlNode, needed, place_open
 from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
-from vrambudget.serving.llama_cpp_attention import UNQUANTISED, Attention
+from vrambudget.serving.llama_cpp_attention import UNQUANTISED, AttentionGraph
 from vrambudget.serving.llama_cpp_kernels import has_kernel
 from vrambudget.serving.options import LlamaCppOptions
 
 if TYPE_CHECKING:
-    from vrambudget.serving.llama_cpp_place import Placement
+    from vrambudget.serving.llama_cpp_place import TensorPlacement
 
 _DEEP = frozenset({"qwen3vl", "qwen3vlmoe"})  # whose first layers' sums have an image's features
 _SCALED = frozenset({"gemma3", "gemma3n", "gemma4", "gemma-embedding"})  # embeddings of tokens
@@ -46,7 +46,7 @@ _RESIDUAL_FIRST = frozenset({"phi3", "phimoe"}) | _SHORT  # whose sum takes the 
 def compute_bytes(
     model: GgufModel,
     options: LlamaCppOptions,
-    placed: "Placement",
+    placed: "TensorPlacement",
     *,
     cells: tuple[int, int | None],
     outputs: int,
@@ -100,8 +100,8 @@ def _stays(graph: "_Graph", cells: tuple[int, int | None]) -> bool:
     return all(node.device == devices[layer] for layer, node in probe.attended)
 
 
-class _Graph(Attention):
-    per_layer = embedded = Node(0, HOST)  # embeddings of each layer, and a token's
+class _Graph(AttentionGraph):
+    per_layer = embedded = GgmlNode(0, HOST)  # embeddings of each layer, and a token's
 
     def build(self) -> None:
         """Write all of it."""
@@ -140,7 +140,7 @@ class _Graph(Attention):
             logits = self.matrix({"output": output}, "output", norm)
             logits.readers += 1  # it is asked for
 
-    def _given(self, features: int) -> list[Node]:
+    def _given(self, features: int) -> list[GgmlNode]:
         """Add embeddings as an input, which what is not chosen reads; return those among tokens."""
         if self.is_old:
             return []
@@ -150,25 +150,25 @@ class _Graph(Attention):
         self.leaf(size).readers = not self.options.has_all_logits
         return [*among, self.leaf(2 * self.rows), self.leaf(size)] if is_mixed else []
 
-    def _among_tokens(self, x: Node, features: int, among: list[Node]) -> Node:
+    def _among_tokens(self, x: GgmlNode, features: int, among: list[GgmlNode]) -> GgmlNode:
         """Return embeddings of tokens, where a batch may have others among them."""
         ids, slots, given = among
         own = self.node(self.model.hidden, ids, device=HOST)
         if features:
             x, own = (self._padded(each, features) for each in (x, own))
         made = self.node(self.model.hidden * (1 + features), given)
-        self.nodes.append(Node(0, None, [own, slots, made], lies=True))
+        self.nodes.append(GgmlNode(0, None, [own, slots, made], lies=True))
         self.expand()
         made.readers += 1  # nothing is made of what is not chosen
         return self.same(x, self.leaf(self.rows)) if self.model.architecture in _SCALED else x
 
-    def _padded(self, x: Node, features: int) -> Node:
+    def _padded(self, x: GgmlNode, features: int) -> GgmlNode:
         """Return embeddings with room for an image's features, which is not read."""
         found = self.node(self.model.hidden * (1 + features), x)
         found.more = found.nbytes - x.nbytes
         return found
 
-    def _layer(self, layer: int, x: Node, *, is_last: bool) -> Node:
+    def _layer(self, layer: int, x: GgmlNode, *, is_last: bool) -> GgmlNode:
         of = self.placed.layers[layer]
         if self.model.architecture == "dbrx":  # its experts' norm has another's name
             of = {**of, "ffn_norm": of["attn_output_norm"]}
@@ -201,14 +201,14 @@ class _Graph(Attention):
         x = self._with_embeddings(layer, of, x, is_last=is_last) if "inp_gate" in of else x
         return self.scaled(of["layer_output_scale"], x) if "layer_output_scale" in of else x
 
-    def _asked_for(self, *made: Node) -> list[Node]:
+    def _asked_for(self, *made: GgmlNode) -> list[GgmlNode]:
         """Return the rows whose logits are asked for; those after them are of these alone."""
         self.rows = self.outputs
         return [self.node(self.model.hidden, each, self.out_ids) for each in made]
 
     def _with_embeddings(
-        self, layer: int, of: Mapping[str, Weight], x: Node, *, is_last: bool
-    ) -> Node:
+        self, layer: int, of: Mapping[str, Weight], x: GgmlNode, *, is_last: bool
+    ) -> GgmlNode:
         """Return the sum with what a token's embedding of the layer makes; first all are made."""
         gated, width = self.same(self.matrix(of, "inp_gate", x)), of["inp_gate"].shape[1]
         if not layer:
@@ -219,14 +219,14 @@ class _Graph(Attention):
             self.per_layer = self.node(width * self.model.layers, made, device=device)
         own = self.per_layer
         if self.runs_on(of["inp_gate"]) != own.device:  # a view is copied, of the layer alone
-            own = Node(own.nbytes // self.model.layers, own.device, shape=CACHE, lies=True)
+            own = GgmlNode(own.nbytes // self.model.layers, own.device, shape=CACHE, lies=True)
         own = self.node(width, own, self.out_ids) if is_last else own
         cur = self.norm(of, "post_norm", self.matrix(of, "proj", self.same(gated, own)))
         return self.add(x, cur)
 
     def _parallel(
-        self, layer: int, of: Mapping[str, Weight], x: Node, normed: Node, *, is_last: bool
-    ) -> Node:
+        self, layer: int, of: Mapping[str, Weight], x: GgmlNode, normed: GgmlNode, *, is_last: bool
+    ) -> GgmlNode:
         """Return a layer whose attention and MLP read the same, the projection last but in Phi."""
         is_first = self.model.architecture == "phi2"
         made = self.attention(layer, of, normed, project=is_first or is_last)
@@ -237,18 +237,18 @@ class _Graph(Attention):
         cur = self.add(self._mlp(of, normed), x)
         return self.add(cur, made if is_last else self.projected(layer, of, made))
 
-    def _alone(self, layer: int, of: Mapping[str, Weight], normed: Node) -> Node:
+    def _alone(self, layer: int, of: Mapping[str, Weight], normed: GgmlNode) -> GgmlNode:
         """Return what a layer adds that is attention, a state or an MLP alone."""
         if "ffn_down_exps" in of:
             return self._mixture(of, normed)
         return self._mlp(of, normed) if "ffn_down" in of else self.attention(layer, of, normed)
 
-    def _mlp(self, of: Mapping[str, Weight], cur: Node, end: str = "") -> Node:
+    def _mlp(self, of: Mapping[str, Weight], cur: GgmlNode, end: str = "") -> GgmlNode:
         if f"ffn_down{end}" not in of:
             return cur
         return self.matrix(of, f"ffn_down{end}", self._activated(of, cur, end))
 
-    def _activated(self, of: Mapping[str, Weight], cur: Node, end: str) -> Node:
+    def _activated(self, of: Mapping[str, Weight], cur: GgmlNode, end: str) -> GgmlNode:
         """Return what an MLP's last product reads."""
         inner = of[f"ffn_down{end}"].shape[0]
         if f"ffn_gate{end}" in of:
@@ -262,7 +262,7 @@ class _Graph(Attention):
             return self.same(gate, self.node(inner, up))
         return self.node(inner, up)
 
-    def _mixture(self, of: Mapping[str, Weight], cur: Node) -> Node:
+    def _mixture(self, of: Mapping[str, Weight], cur: GgmlNode) -> GgmlNode:
         used, hidden = self.model.experts_used, self.model.hidden
         is_weighted_first = self.model.architecture == "llama4"
         chosen, weights = self._routed(of, cur)
@@ -291,7 +291,7 @@ class _Graph(Attention):
             shared = self.same(shared, self.same(weighed))
         return self.add(total, shared)
 
-    def _routed(self, of: Mapping[str, Weight], cur: Node) -> tuple[Node, Node]:
+    def _routed(self, of: Mapping[str, Weight], cur: GgmlNode) -> tuple[GgmlNode, GgmlNode]:
         """Return which experts a token takes, and how it weighs them."""
         used, many, name = self.model.experts_used, self.model.experts, self.model.architecture
         logits = self.matrix(of, "ffn_gate_inp", cur)

@@ -42,7 +42,7 @@ _MLP = re.compile(r"^blk\.\d+\.ffn_(up|down|gate)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class TensorPlacement:
     """Where layers and tensors lie: a device's number, or HOST."""
 
     offloaded: int  # layers, the output among them
@@ -57,7 +57,7 @@ class Placement:
     is_overridden: bool  # by --override-tensor and its like
 
 
-def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Placement:
+def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> TensorPlacement:
     """Return where a model's tensors lie. Raises VramBudgetError for options that clash."""
     offloaded = model.layers + 1 if gpus else 0
     if options.n_gpu_layers is not None:
@@ -72,7 +72,7 @@ def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Pl
         layer, _ = _named(tensor.name)
         of_layers[layer] += size * (where == devices[layer])
     weights = _by_layer(placed, model.layers)
-    return Placement(
+    return TensorPlacement(
         offloaded=offloaded,
         devices=tuple(devices),
         model_bytes=sizes,

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vrambudget.serving.ggml_builder import F32, Builder, Weight
-from vrambudget.serving.ggml_graph import CACHE, HOST, Node
+from vrambudget.serving.ggml_graph import CACHE, HOST, GgmlNode
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.options import LlamaCppOptions
 
 if TYPE_CHECKING:
-    from vrambudget.serving.llama_cpp_place import Placement
+    from vrambudget.serving.llama_cpp_place import TensorPlacement
 
 _VIEWED = "by sequences"  # a shape whose place nothing takes: what reads it reads a view
 _DELTA_NET = frozenset({"attn_qkv", "attn_gate", "ssm_out"})
@@ -33,13 +33,13 @@ class Recurrent(Builder):
 
     model: GgufModel
     options: LlamaCppOptions
-    placed: "Placement"
+    placed: "TensorPlacement"
     slots: int
-    sequences: Node
-    of_batch: Node
-    of_others: Node
+    sequences: GgmlNode
+    of_batch: GgmlNode
+    of_others: GgmlNode
 
-    def recurrent(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+    def recurrent(self, layer: int, of: Mapping[str, Weight], cur: GgmlNode) -> GgmlNode:
         """Return what a recurrent layer adds to the residual stream."""
         if "shortconv.conv" in of:
             return self._short_convolution(layer, of, cur)
@@ -55,20 +55,20 @@ class Recurrent(Builder):
         """Return where a layer's cache, or its state, is."""
         return HOST if self.options.no_kv_offload else self.placed.devices[layer]
 
-    def _before(self, layer: int, weight: Weight) -> Node:
+    def _before(self, layer: int, weight: Weight) -> GgmlNode:
         """Return a convolution's last tokens, as the cache has them."""
         kernel, channels = weight.shape
         nbytes = (kernel - 1) * channels * self.slots * F32
-        return self.early(Node(nbytes, self.cache_device(layer), [self.sequences]))
+        return self.early(GgmlNode(nbytes, self.cache_device(layer), [self.sequences]))
 
-    def _joined(self, layer: int, before: Node, made: Node, channels: int) -> Node:
+    def _joined(self, layer: int, before: GgmlNode, made: GgmlNode, channels: int) -> GgmlNode:
         """Return what was before with what is in this batch, whose last tokens are kept."""
         read = self.node(channels, before, made, more=before.nbytes)
         last = read.nbytes - F32 * self.rows // self.slots
         self.keep(read, last, self.cache_device(layer))
         return read
 
-    def _convolved(self, weight: Weight, read: Node) -> Node:
+    def _convolved(self, weight: Weight, read: GgmlNode) -> GgmlNode:
         return self.node(weight.shape[1], read, self.weight(weight), device=self.runs_on(weight))
 
     def _state_bytes(self, layer: int, weight: Weight) -> int:
@@ -76,7 +76,7 @@ class Recurrent(Builder):
         kernel, channels = weight.shape
         return (self.model.states[layer] - (kernel - 1) * channels) * F32
 
-    def _short_convolution(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+    def _short_convolution(self, layer: int, of: Mapping[str, Weight], cur: GgmlNode) -> GgmlNode:
         weight = of["shortconv.conv"]
         before = self._before(layer, weight)
         three = self.matrix(of, "shortconv.in_proj", cur)
@@ -84,7 +84,7 @@ class Recurrent(Builder):
         mixed = self._convolved(weight, self._joined(layer, before, self.node(width, three), width))
         return self._out(of, "shortconv.out_proj", self.same(mixed, three))
 
-    def _mamba(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+    def _mamba(self, layer: int, of: Mapping[str, Weight], cur: GgmlNode) -> GgmlNode:
         """Return what Mamba makes, the first (`ssm_x`) or the second."""
         weight, values = of["ssm_conv1d"], of["ssm_out"].shape[0]
         before = self._before(layer, weight)
@@ -106,13 +106,13 @@ class Recurrent(Builder):
             made = self.norm(of, "ssm_norm", made, in_place=True)
         return self._out(of, "ssm_out", made)
 
-    def _out(self, of: Mapping[str, Weight], name: str, made: Node) -> Node:
+    def _out(self, of: Mapping[str, Weight], name: str, made: GgmlNode) -> GgmlNode:
         """Return the projection, by sequences: what is read of it is a view."""
         found = self.matrix(of, name, made)
         found.shape = _VIEWED
         return found
 
-    def _selected(self, of: Mapping[str, Weight], mixed: Node) -> list[Node]:
+    def _selected(self, of: Mapping[str, Weight], mixed: GgmlNode) -> list[GgmlNode]:
         """Return what the first Mamba's scan reads: tokens, their steps, and two gates."""
         low, rank, state = self.matrix(of, "ssm_x", mixed), of["ssm_dt"].shape[0], of["ssm_a"].shape
         steps = self.node(rank, low)
@@ -126,7 +126,7 @@ class Recurrent(Builder):
         ]
         return [mixed, steps, *(gates or self._views(of, low, state[0], 2))]
 
-    def _steps(self, of: Mapping[str, Weight], mixed: Node, joint: Node) -> list[Node]:
+    def _steps(self, of: Mapping[str, Weight], mixed: GgmlNode, joint: GgmlNode) -> list[GgmlNode]:
         """Return what the second Mamba's scan reads."""
         bias = of["ssm_dt.bias"]
         steps = self.scaled(bias, self.node(bias.shape[0], joint))
@@ -135,7 +135,9 @@ class Recurrent(Builder):
         (own,) = self._views(of, mixed, values, 1)
         return [own, steps, *self._views(of, mixed, gate, 2)]
 
-    def _views(self, of: Mapping[str, Weight], x: Node, width: int, times: int) -> list[Node]:
+    def _views(
+        self, of: Mapping[str, Weight], x: GgmlNode, width: int, times: int
+    ) -> list[GgmlNode]:
         """Return parts of rows: each is copied by itself where the scan is elsewhere."""
         if not self._is_apart(of):
             return [x]
@@ -146,19 +148,21 @@ class Recurrent(Builder):
         """Return whether the scan is in main memory, and what it reads on a GPU."""
         return of["ssm_a"].device == HOST != self.runs_on(of["ssm_a"])
 
-    def _scanned(self, layer: int, of: Mapping[str, Weight], values: int, read: list[Node]) -> Node:
+    def _scanned(
+        self, layer: int, of: Mapping[str, Weight], values: int, read: list[GgmlNode]
+    ) -> GgmlNode:
         one, lies = self._state_bytes(layer, of["ssm_conv1d"]), self.cache_device(layer)
         state = one * self.slots
-        cache = Node(state, lies, shape=CACHE, lies=True)
+        cache = GgmlNode(state, lies, shape=CACHE, lies=True)
         made = self.node(values, *read, self.of_batch, cache, more=state, device=of["ssm_a"].device)
         if self.slots > 1:  # those of no sequence of the batch
-            others = Node(one * (self.slots - 1), lies, [self.of_others])
-            self.nodes += [others, Node(0, lies, [others], lies=True)]
+            others = GgmlNode(one * (self.slots - 1), lies, [self.of_others])
+            self.nodes += [others, GgmlNode(0, lies, [others], lies=True)]
         self.keep(made, state, lies)
         made.shape = _VIEWED
         return self.view(made, values * self.rows * F32, HOST) if self._is_apart(of) else made
 
-    def _delta_net(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+    def _delta_net(self, layer: int, of: Mapping[str, Weight], cur: GgmlNode) -> GgmlNode:
         weight, values = of["ssm_conv1d"], of["ssm_out"].shape[0]
         channels, lies = weight.shape[1], self.cache_device(layer)
         state = self._state_bytes(layer, weight) * self.slots
@@ -175,7 +179,7 @@ class Recurrent(Builder):
         gate = self.copied(self.matrix(of, "attn_gate", cur))
         return self._out(of, "ssm_out", self.same(normed, gate))
 
-    def _decays(self, of: Mapping[str, Weight], cur: Node) -> list[Node]:
+    def _decays(self, of: Mapping[str, Weight], cur: GgmlNode) -> list[GgmlNode]:
         """Return how a state decays, and what is added to it."""
         found = []
         for name in ("ssm_ba", "ssm_alpha", "ssm_beta"):

@@ -20,7 +20,7 @@ from vrambudget.serving.beside import of_draft, of_projector
 from vrambudget.serving.gguf import GgufTensor
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.llama_cpp import LlamaCppServing, cached_bytes, serve
-from vrambudget.serving.llama_cpp_place import Placement, nbytes, place
+from vrambudget.serving.llama_cpp_place import TensorPlacement, nbytes, place
 from vrambudget.serving.options import LlamaCppOptions
 
 KINDS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
@@ -68,7 +68,7 @@ class Machine:
         projector: tuple[GgufTensor, ...] = (),
     ) -> None:
         self.gpus, self.ram_bytes, self.draft, self.projector = gpus, ram_bytes, draft, projector
-        self._placed: dict[tuple[object, ...], Placement] = {}
+        self._placed: dict[tuple[object, ...], TensorPlacement] = {}
 
     def serve(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppServing:
         """Return what this machine holds."""
@@ -81,7 +81,7 @@ class Machine:
             found = replace(found, beside=beside)
         return found
 
-    def _where(self, model: GgufModel, options: LlamaCppOptions) -> Placement:
+    def _where(self, model: GgufModel, options: LlamaCppOptions) -> TensorPlacement:
         key = (model.name, *(getattr(options, name) for name in sorted(_SPLITS)))
         if key not in self._placed:
             self._placed[key] = place(model, self.gpus, options)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from vrambudget.config.device_mesh import DEEPSPEED, DeviceMesh, parse_mesh
-from vrambudget.config.settings import Field, Settings, Size
+from vrambudget.config.settings import TIP, Field, Settings, Size
 from vrambudget.config.versions import plain_version
 from vrambudget.declared import Before
 from vrambudget.errors import VramBudgetError
@@ -206,7 +206,7 @@ class Ranks(Settings, heading="several GPUs"):
         try:
             mesh = self.mesh
         except VramBudgetError as error:
-            yield f"{error.message}{f' ({error.hint})' if error.hint else ''}"
+            yield f"{error.message}\n{TIP}{error.hint}" if error.hint else error.message
             return
         if self.rank is not None and self.rank >= mesh.ranks:
             yield f"rank is {self.rank}; ranks are numbered from 0 to {mesh.ranks - 1}"
