@@ -3,6 +3,7 @@
 import contextlib
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rehearsed import (
@@ -123,6 +124,27 @@ def test_the_grid_of_one_picture_is_as_known_as_that_of_two(rows):
 
     vrambudget.trace(step, {"grid": grids}, gpu="a100-80gb", steps=1)
     assert counts[-1] == 3 * rows
+
+
+def test_what_a_thread_did_before_does_not_change_the_order_of_a_graph_of_gradients():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+
+    def step(x):
+        weights = dict(model.named_parameters())
+        for _ in range(2):
+            loss = torch.func.functional_call(model, weights, (x,)).square().mean()
+            gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            weights = {k: p - g for (k, p), g in zip(weights.items(), gradients, strict=True)}
+        torch.func.functional_call(model, weights, (x,)).square().mean().backward()
+
+    def peak(nodes):
+        x = torch.ones((), requires_grad=True)
+        for _ in range(nodes):
+            x.neg()
+        return vrambudget.trace(step, torch.ones(32, 64), gpu="a100-80gb").peak
+
+    with ThreadPoolExecutor(1) as thread:  # nodes are numbered by thread
+        assert thread.submit(peak, 0).result() == thread.submit(peak, 1000).result()
 
 
 def test_what_a_step_changes_is_put_back():

@@ -50,7 +50,8 @@ class Standing(TorchFunctionMode):
         self.met: set[int] = set()  # those that are used as the GPU's without a move
         self.moved: set[int] = set()  # those that the step moves there itself
         self.head = 0
-        self.thread = ThreadPoolExecutor(1)  # autograd's
+        number = torch._C._autograd._get_sequence_nr()
+        self.thread = ThreadPoolExecutor(1, "", _number_from, (number,))  # autograd's
         self._fakes: dict[int, torch.Tensor] = {}
         self._live: dict[int, torch.Tensor] = {}  # by their fakes
 
@@ -231,6 +232,13 @@ def _is_of_host(x: Any) -> bool:
     if type(x) not in {torch.Tensor, torch.nn.Parameter} or not x.dim():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x) and x.device.type == "cpu"
+
+
+def _number_from(number: int) -> None:
+    """Have this thread number nodes from here on, as far as the one that begins the step has."""
+    x = torch.ones((), requires_grad=True)
+    while torch._C._autograd._get_sequence_nr() < number:
+        x.neg()
 
 
 def _as_strided(x: torch.Tensor) -> None:
