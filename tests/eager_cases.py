@@ -503,6 +503,27 @@ def moved(device):
     return step, ({"x": torch.ones(2048, 256), "labels": torch.ones(2048).long()},)
 
 
+def sparse(device):
+    """Sparse gradients of a table that is read twice, in two micro-batches, and of bags."""
+    words, bags = nn.Embedding(5000, 128, sparse=True), nn.EmbeddingBag(5000, 128, sparse=True)
+    model, last = nn.ModuleList([words, bags]).to(device), nn.Linear(128, 256).to(device)
+    optimizers = [
+        torch.optim.SparseAdam(words.parameters()),
+        torch.optim.SGD([*bags.parameters(), *last.parameters()], lr=0.1),
+    ]
+
+    def step(x, y):
+        for half in x.chunk(2):
+            hidden = model[0](half) * model[0](y[: len(half)]).sigmoid() + model[1](y)[:1]
+            last(hidden).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    ids = torch.arange(16 * 64).reshape(16, 64) % 700
+    return step, (ids.to(device), (ids + 300).to(device))
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -510,6 +531,7 @@ CASES = {
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
         *(attention, recast, picked, averaged, bags, tangents, ensemble),
         *(masked, experts, spoken, overlap, clipped, moved, rounded),
+        sparse,
     )
 }
 

@@ -16,7 +16,7 @@ import torch
 from vrambudget.engine.context import context
 
 ADD = torch.ops.aten.add.Tensor
-_HELD = 4  # references to a tensor that only C++ holds, while Python is asked to add to it
+HELD = 4  # references to a tensor that only C++ holds, while Python is asked to add to it
 
 
 class Running:
@@ -33,7 +33,7 @@ class Running:
             self._node is not None
             and index < self._first
             and not torch.is_grad_enabled()
-            and _references(x) == (_HELD, _ALONE)
+            and _references(x) == (HELD, _ALONE)
         )
 
     @property

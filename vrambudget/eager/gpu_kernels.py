@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vrambudget.dtypes import int32, int64
+from vrambudget.eager import sparse
 from vrambudget.engine.tensor import empty, empty_bytes
 from vrambudget.ops import convolution as convolutions
 from vrambudget.ops import norm
@@ -116,9 +117,11 @@ def _embedding_bag(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
 @on(_aten._embedding_bag_backward)
 def _embedding_bag_backward(mode: EagerMode, run: Any, dy: Any, indices: Any, *rest: Any) -> Any:
     rows, by_frequency, way, is_sparse = rest[4:8]
-    if by_frequency or is_sparse:
+    if is_sparse and indices.numel():
+        return sparse.bag_gradient(mode, dy, indices, *rest)
+    if by_frequency:
         kernels.unchecked.add("EmbeddingBag")
-    if by_frequency or is_sparse or way == _MAX or not indices.numel():
+    if by_frequency or way == _MAX or not indices.numel():
         return run()
     copy = mode.contiguous(dy)
     shape = rows, dy.shape[1]

@@ -21,6 +21,7 @@ from vrambudget.compiled.hidden import buffers
 from vrambudget.compiled.private import FakeTensor, fake_tensor
 from vrambudget.eager import gpu_kernels, numbers
 from vrambudget.eager.notes import note_of
+from vrambudget.eager.sparse import by_parts, is_sparse
 from vrambudget.eager.value_sizes import without_masks
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
@@ -46,6 +47,7 @@ _IN_PLACE = {
 _UNSURE = {"prod", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
 """Operations whose backward, or whose parts, depend on values."""
 _ZEROS = _aten._efficientzerotensor
+_SPARSE = _aten._sparse_coo_tensor_with_dims_and_tensors
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _MOVE = _aten._to_copy.default
 _COPY = _aten.copy_.default
@@ -89,7 +91,10 @@ class EagerMode(GpuMode):
         """Run an operation by the rule of its kernels, if it has one, or by its parts."""
         packet = func.overloadpacket
         rule = gpu_kernels.RULES.get(packet)
-        given = map(is_on_gpu, tree_leaves((args, kwargs)))
+        leaves = tree_leaves((args, kwargs))
+        if packet is _SPARSE or any(map(is_sparse, leaves)):
+            return by_parts(self, func, args, kwargs)
+        given = map(is_on_gpu, leaves)
         if rule is not None and (any(given) or packet is _ZEROS):
             context.operation = self.operation = packet.__name__
             return rule(self, run, *args, **kwargs)

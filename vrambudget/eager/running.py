@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -46,9 +47,9 @@ def on_the_gpu() -> Iterator[Standing]:
     """Have a fake GPU inside."""
     gpu = EagerMode()
     with in_cpp(), on_gpu(gpu, FUNCTIONS), enable_python_dispatcher():
-        mode = Standing(gpu)
-        with mode.thread:
-            yield mode
+        begun = torch._C._autograd._get_sequence_nr()
+        with ThreadPoolExecutor(1, "autograd", _number_from, (begun,)) as thread:
+            yield Standing(gpu, thread)
 
 
 @contextmanager
@@ -208,6 +209,13 @@ def _backward(mode: Standing, run: Callable[..., Any]) -> Callable[..., Any]:
             mode.begins("after backward")
 
     return backward
+
+
+def _number_from(number: int) -> None:
+    """Have this thread number nodes from here on, as far as the one that begins the step has."""
+    x = torch.ones((), requires_grad=True)
+    while torch._C._autograd._get_sequence_nr() < number:
+        x.neg()
 
 
 def _in_thread(mode: Standing, run: Callable[..., Any], args: Any, options: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,7 @@ from vrambudget.eager import numbers
 from vrambudget.eager.mode import EagerMode, is_on_gpu
 from vrambudget.eager.notes import Note, choice, guess, note_of, sign_of
 from vrambudget.eager.numbers import UnknownNumber
+from vrambudget.eager.sparse import is_sparse
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import contiguous_strides
@@ -41,17 +42,15 @@ _PICKS = {"__getitem__", "__setitem__"}
 class Standing(TorchFunctionMode):
     """Hands calls the fake tensor of each live one; `begins` hears of phases."""
 
-    def __init__(self, gpu: EagerMode) -> None:
+    def __init__(self, gpu: EagerMode, thread: Executor) -> None:
         super().__init__()
-        self.gpu = gpu
+        self.gpu, self.thread = gpu, thread  # autograd's
         self.begins: Callable[[str], None] = lambda _phase: None
         self.shadows: dict[int, Module] = {}
         self.reached: set[int] = set()  # ids of the tensors that the step can reach
         self.met: set[int] = set()  # those that are used as the GPU's without a move
         self.moved: set[int] = set()  # those that the step moves there itself
         self.head = 0
-        number = torch._C._autograd._get_sequence_nr()
-        self.thread = ThreadPoolExecutor(1, "", _number_from, (number,))  # autograd's
         self._fakes: dict[int, torch.Tensor] = {}
         self._live: dict[int, torch.Tensor] = {}  # by their fakes
 
@@ -188,6 +187,8 @@ class Standing(TorchFunctionMode):
         return kind(*items) if hasattr(result, "_fields") else kind(items)
 
     def _note(self, func: Any, x: Any, given: Any, found: list[Any], number: int | None) -> None:
+        if any(map(is_sparse, (x, *found))):
+            return
         note = note_of(x)
         if any(x is y for y in found):
             if x.grad_fn is not None and x._is_view():
@@ -232,13 +233,6 @@ def _is_of_host(x: Any) -> bool:
     if type(x) not in {torch.Tensor, torch.nn.Parameter} or not x.dim():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x) and x.device.type == "cpu"
-
-
-def _number_from(number: int) -> None:
-    """Have this thread number nodes from here on, as far as the one that begins the step has."""
-    x = torch.ones((), requires_grad=True)
-    while torch._C._autograd._get_sequence_nr() < number:
-        x.neg()
 
 
 def _as_strided(x: torch.Tensor) -> None:

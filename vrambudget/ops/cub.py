@@ -27,6 +27,7 @@ _MOST_REDUCED_AT_ONCE = 4096  # items: 256 threads of 16
 _THREADS = 256  # of a block that reduces
 _SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
 _SCAN_BY_KEY_TILE = 1408  # on 8.0
+_MERGE_TILE = 4096
 _SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six GPUs that were asked)
 
 
@@ -69,6 +70,26 @@ def unique_by_key_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::UniqueByKey."""
     state_bytes = 16 if cuda_since(12, 8) else 8
     return _of_tiles(state_bytes, n, _unique_tile())
+
+
+def thrust_sort_bytes(n: int) -> int:
+    """Return the temporary storage of thrust::sort_by_key with a comparison of its own.
+
+    A merge sort has spare buffers for keys and values, and where each tile begins. Source: CCCL,
+    cub/device/dispatch/dispatch_merge_sort.cuh; the tile was read off a build for CUDA 13.0.
+    """
+    return _storage(8 * n, 8 * n, 8 * (_ceil_div(n, _MERGE_TILE) + 1))
+
+
+def thrust_unique_by_key_bytes(n: int) -> int:
+    """Return the temporary storage of thrust::unique_by_key, and its count.
+
+    Source: CCCL, thrust/system/cuda/detail/unique_by_key.h; tiles were read off a build for CUDA
+    13.0, for compute capabilities 7.5, 8.0, 9.0 and 10.0.
+    """
+    capability = context.platform.compute_capability
+    tile = 9856 if capability >= (9, 0) else {(8, 0): 2688}.get(capability, 640)
+    return _storage(_storage(16 * (_ceil_div(n, tile) + 32)), 8)
 
 
 def _unique_tile() -> int:
