@@ -1,19 +1,22 @@
-"""A model that is traced once: a call like an earlier one is replayed again from the tape.
+"""A model that is traced once: a call in the same state as an earlier one copies its events.
 
-Two forward passes that find the same (inputs of the same shapes, modules in the same mode, the same
+Why: a job has many steps and micro-batches, and nearly all of them allocate the same. Only the
+model is slow to trace, so only its passes are copied; the loop around it runs every step.
+
+Two forward passes in the same state (inputs of the same shapes, modules in the same mode, the same
 kind of autocast region, gradients there or not) allocate and free the same, and so do their
 backward passes. So the second is a copy of the first's events, with storages of its own:
 
-    forward   its events; outputs are tensors of the storages so made; the graph is one node
-    backward  its events, once that node's turn comes; then the parameters have their gradients
+    forward   the events; outputs are tensors of the new storages; the graph is one node
+    backward  the events, when the engine reaches that node; then parameters have gradients
 
-What outlives a pass is held by what is known here: outputs, inputs, the region's copies of weights,
-the graph, gradients, workspaces. A pass that leaves anything else, or in which anything else dies,
-is traced each time. The loop around the model runs as it is, every step of it: what it does, and
-what its variables hold, is on the tape as it would be without this.
+A copy has no Python objects inside, whose deaths would free storages. So everything that outlives a
+pass must have a known holder: outputs, inputs, the region's copies of weights, the graph,
+gradients, workspaces. A pass that leaves anything else, or in which anything else dies, is traced
+each time.
 
-Where a call turns out to go another way than the one that it was copied from (its outputs die at
-another moment before backward, say), `CannotRepeatError` asks for a trace of the whole job.
+If a copied call turns out to differ (its outputs die at another moment before backward, say),
+`CannotRepeatError` asks for a full trace of the job.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from vrambudget.tape.events import Storage
 
 
 class _UnknownError(Exception):
-    """A value that holds tensors in a way that is not known here."""
+    """A value of a kind in which tensors cannot be found."""
 
 
 class _Output(NamedTuple):
@@ -59,7 +62,7 @@ class CachedTrace(Module):
         self._cached: tuple[_CachedCall, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model does, traced or replayed again."""
+        """Call the model: trace it, or copy an earlier call."""
         region = context.autocast
         if region is not None and region.cache:
             # The region spans two calls: the second reads copies that the first made.
@@ -70,10 +73,11 @@ class CachedTrace(Module):
             given, storages = _described((args, kwargs))
         except _UnknownError:
             return self.model(*args, **kwargs)
+        # What a call allocates follows from its inputs and this state, and from nothing else.
         finds = (given, self._state())
         for trace in self._cached:
             if trace.passes.is_over and trace.finds == finds:
-                return trace.lay(storages)
+                return trace.replay(storages)
         inputs = [storage.index for storage in storages]
         del storages
         trace = _CachedCall(finds, Passes(inputs, self._parameters))
@@ -82,20 +86,22 @@ class CachedTrace(Module):
             outputs = trace.forward_is_over(outputs)
         except _UnknownError:
             return outputs
+        # An older trace of this state was not whole (its backward never ran); this one may be.
+        # What was copied stays: `check` asks its graphs in the end.
         kept = (old for old in self._cached if old.finds != finds or old.was_replayed)
         self._cached = (*kept, trace)
         return outputs
 
     def modules(self) -> Iterator[Module]:
-        """Return this module and all below it: their tree is what it was when this was made."""
+        """Return this module and all below it. The tree is assumed not to change."""
         return iter(self._modules)
 
     def parameters(self) -> list[Parameter]:
-        """Parameters, of which there are those that there were when this was made."""
+        """Return the parameters that the model had when it was wrapped."""
         return list(self._parameters)
 
     def check(self) -> None:
-        """Raise CannotRepeatError where what was replayed may not be what would have run."""
+        """Raise CannotRepeatError if a copy may differ from what would have run."""
         for trace in self._cached:
             for graph in trace.graphs:
                 graph.check_frees()
@@ -103,7 +109,7 @@ class CachedTrace(Module):
                 raise CannotRepeatError
 
     def _state(self) -> tuple[Any, ...]:
-        """Return what decides a call besides its inputs."""
+        """Return what decides, besides the inputs, which allocations a call makes."""
         region = context.autocast
         return (
             context.grad_enabled,
@@ -118,7 +124,7 @@ class CachedTrace(Module):
 
 
 class _CachedCall:
-    """A call that was traced: what it found, and what it returned."""
+    """A traced call: the state that it found, and what it returned."""
 
     def __init__(self, finds: tuple[Any, ...], passes: Passes) -> None:
         self.finds, self.passes = finds, passes
@@ -127,9 +133,10 @@ class _CachedCall:
         self.graphs: weakref.WeakSet[ReplayedGraph] = weakref.WeakSet()
 
     def forward_is_over(self, outputs: Any) -> Any:
-        """Note what the pass left; return the outputs, with one node for all of their graph.
+        """Note what the pass left; return the outputs, behind one node for their whole graph.
 
-        Raises _UnknownError for outputs of a kind that is not known.
+        The traced call gets that node, too: its backward then runs in one piece, to be copied.
+        Raises _UnknownError for outputs of an unknown kind.
         """
         node, edges = _graph_node(), list[Edge]()
 
@@ -153,8 +160,8 @@ class _CachedCall:
             node.part = TracedGraph(self.passes, edges)
         return self._returned(storages, node)
 
-    def lay(self, inputs: list[Storage]) -> Any:
-        """Lay the forward pass down again and return its outputs."""
+    def replay(self, inputs: list[Storage]) -> Any:
+        """Copy the forward pass, and return its outputs."""
         self.was_replayed = True
         storages, graph = self.passes.replay_forward(inputs)
         node = _graph_node()
@@ -176,16 +183,19 @@ class _CachedCall:
 
 
 def _graph_node() -> Node:
-    """Return the node of a whole graph; its place in the order is that of the newest node."""
+    """Return the node of a whole graph, which is as new as the graph's newest node.
+
+    Backward runs the newest ready node first, so nodes of the loop's own code keep their order.
+    """
     node = Node("model", context.sequence, (), (), None, outputs=0)
     context.sequence += 1
     return node
 
 
 def _described(value: Any) -> tuple[Any, list[Storage]]:
-    """Return what decides about inputs, and their storages, each once.
+    """Return what inputs have that decides allocations, and their storages, each once.
 
-    Raises _UnknownError for those that want gradients, which would leave the model.
+    Raises _UnknownError for inputs that need gradients: their backward goes on outside the model.
     """
     storages: list[Storage] = []
 

@@ -1,17 +1,21 @@
-"""Identical layers: some are traced, the others are replayed as copies of those.
+"""Identical layers: some are traced, and the others are copies of those on the tape.
 
     traced    the first two, and the last two of each kind
-    replayed  those between: forward is a copy of a traced one's below, backward of one's above
+    replayed  those between: forward is a copy of a traced layer's below, backward of one's above
 
-What decides is compared: a layer's modules, options and parameters, and what it is called with.
-Then the traced layers on both sides are compared with what was replayed between them, and where
-they differ CannotRepeatError says that the job has to be traced in full.
+Why these: the first layer has neighbours that the others have not (the embedding before it, what
+all layers share after it), so the second is the first that others equal. Forward runs upward and
+finds its source below; backward runs downward, and finds it in the last two.
+
+What decides a layer's allocations is compared before it is copied: its modules, options and
+parameters, and its arguments. The traced layers on both sides are compared with the copies
+between them afterwards; if they differ, CannotRepeatError asks for a full trace of the job.
 
 Hidden states may be several tensors, which a layer gets first (FLUX's pictures and text). Gradients
-of what all layers share (what an encoder saw) are added up in place, and are no layer's.
+of what all layers share (an encoder's output) are added up in place, and belong to no layer.
 
 Not modelled: layers that return more than hidden states (T5's position bias), or that leave
-something for others to take (routers' logits); these are traced.
+something for others (routers' logits); these are traced.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class Layer(Module):
 
     stack: Stack | None = None
     number = 0
-    hook_state: LayerHooks | None = None  # what runs around it and learns what was replayed
+    hook_state: LayerHooks | None = None  # what FSDP's hooks hold, updated by each copy
     states = 1  # tensors that are hidden states, of those that it returns
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,6 +79,7 @@ class Stack:
         for number in reversed(range(len(layers))):
             left[self.kinds[number]] += 1
             self.is_last[number] = left[self.kinds[number]] <= _LAST
+        # Layers that share a parameter add up its gradient: no two of them do the same.
         every = [id(parameter) for parameters in self.parameters for parameter in parameters]
         if len(set(every)) == len(every):
             for number, layer in enumerate(layers):
@@ -122,12 +127,14 @@ class _Pass:
             self._ended(self.calls[-1])
         self.calls.append(call)
         if number and xs[0].node is not None and not self.calls[-2].is_replayed:
+            # Backward crosses this node when the gradients of the layer below are complete: that is
+            # where one layer's part of the tape ends and the next begins.
             node = self._boundary(self.calls[-2], xs)
             for slot, x in enumerate(xs):
                 x.node, x.slot = node, slot
         part = self._part_for(call)
         if part is not None:
-            return self._lay(part, call, xs, filled)
+            return self._replay(part, call, xs, filled)
         call.begin = TapeMoment.now(hooks)
         result = layer.trace(*args, **kwargs)
         if isinstance(hooks, FilledPart) and number + 1 == len(self.stack.kinds):
@@ -156,7 +163,7 @@ class _Pass:
         filled: FilledByLayers | None,
         hooks: LayerHooks | None,
     ) -> tuple[Any, ...] | None:
-        """Return what decides what a call does; None for what must be traced."""
+        """Return what decides which allocations a call makes; None if it must be traced."""
         if layer.number == 0:
             self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
         if self.is_captured or not (context.tape.is_fast or layer.hook_state):
@@ -188,14 +195,14 @@ class _Pass:
         return not before or given == sorted((x.index, x.shape) for x in before)
 
     def _hooks(self, layer: Layer, filled: FilledByLayers | None) -> LayerHooks | None:
-        """Return what runs around a layer, or holds what it changes of what was filled before."""
+        """Return the state of a layer's hooks, or of the part of a cache that it changes."""
         part = None if filled is None else filled.layers[layer.number]
         if layer.hook_state or context.grad_enabled or not isinstance(part, LayerPart):
             return layer.hook_state
         return FilledPart(part, self.stack.parameters[layer.number]) if any(part.left()) else None
 
     def _ended(self, call: LayerCall) -> None:
-        """Note that the next layer is called; what was traced must be like what was replayed."""
+        """Note that the next layer is called; a traced layer must equal its copies below."""
         call.end = TapeMoment.now(None if call.is_replayed else call.hook_state)
         used = self.forward.get(call.key)
         if used is None or call.is_replayed or used.call is call:
@@ -204,10 +211,10 @@ class _Pass:
             raise CannotRepeatError
 
     def _part_for(self, call: LayerCall) -> ForwardPart | None:
-        """Return what can be replayed for a call, None where it has to be traced."""
+        """Return the part to replay for a call, None if it has to be traced."""
         if self.stack.is_last[call.number]:
             return None
-        if call.key not in self.forward:
+        if call.key not in self.forward:  # a source is not the first layer, see above
             source = next((c for c in self.calls[1:-1] if c.key == call.key), None)
             part = None if source is None else ForwardPart.of(source)
             if part is None:
@@ -215,14 +222,14 @@ class _Pass:
             self.forward[call.key] = part
         return self.forward[call.key]
 
-    def _lay(
+    def _replay(
         self,
         part: ForwardPart,
         call: LayerCall,
         xs: tuple[Tensor, ...],
         filled: FilledByLayers | None,
     ) -> Any:
-        held, outputs = {x.storage.index: x.storage for x in xs}, part.lay(call, xs)
+        held, outputs = {x.storage.index: x.storage for x in xs}, part.replay(call, xs)
         left = call.left.fill(filled, call.number) if call.left and filled else []
         if call.has_graph:
             held |= {x.storage.index: x.storage for x in (*outputs, *left)}
@@ -255,14 +262,14 @@ class _Pass:
             part = self.backward.get(call.key)
             if part is None:
                 part = self.backward[call.key] = self._backward_part(call.key)
-            return part.lay(call, gradients, kept)
+            return part.replay(call, gradients, kept)
 
         node = _node(xs, backward, outputs)
         node.attributes = kept
         return node
 
     def _complete(self, call: LayerCall, gradients: Sequence[Tensor | None]) -> None:
-        """Note that gradients are complete; what was traced must be like what was replayed."""
+        """Note that gradients are complete; a traced layer must equal the copies above it."""
         call.complete = TapeMoment.now(None if call.is_replayed else call.hook_state)
         call.gradients = tuple(Like.of(x) for x in gradients if x is not None)
         above = self.calls[call.number + 1]
@@ -279,7 +286,7 @@ class _Pass:
             raise CannotRepeatError
 
     def _is_first(self, call: LayerCall) -> bool:
-        """Whether it is the first of its kind: with it is freed what all of them share."""
+        """Whether it is the first of its kind, whose backward frees what all of them share."""
         return all(other.key[0] != call.key[0] for other in self.calls[: call.number])
 
     def _backward_part(self, key: object) -> BackwardPart:

@@ -28,7 +28,7 @@ from vrambudget.tape.packing import died_in
 
 
 class _UnknownStorageError(Exception):
-    """A storage that is not known here."""
+    """A storage that no name of a part stands for."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ForwardPart:
 
     @classmethod
     def of(cls, call: LayerCall) -> ForwardPart | None:
-        """Return a traced call's part; None where it does something that a copy cannot repeat."""
+        """Return a traced call's part; None if a copy cannot repeat it."""
         assert call.end is not None  # noqa: S101 - the next layer was called
         tape, first, stop = context.tape, call.begin.storage, call.end.storage
         events = tape.events[call.begin.event : call.end.event]
@@ -78,7 +78,7 @@ class ForwardPart:
             and _left_hooks(self.call.end) == _left_hooks(other.call.end)
         )
 
-    def lay(self, call: LayerCall, states: Sequence[Tensor]) -> list[Tensor]:
+    def replay(self, call: LayerCall, states: Sequence[Tensor]) -> list[Tensor]:
         """Replay the part for a call; return the outputs, without their node."""
         tape, source = context.tape, self.call
         values = [] if call.hook_state is None else call.hook_state.held()
@@ -177,7 +177,7 @@ class BackwardPart:
             and _left_hooks(self.call.over) == _left_hooks(other.call.over)
         )
 
-    def lay(
+    def replay(
         self, call: LayerCall, gradients: Sequence[Tensor], kept: list[Storage]
     ) -> tuple[Tensor, ...]:
         """Replay the part for a call; return the gradients of its inputs.
@@ -250,7 +250,7 @@ class BackwardPart:
 
 
 def disown(storage: Storage) -> None:
-    """Let a storage's end be given by events that are replayed, and not by its own."""
+    """Let copied events free a storage, and not its Python object's death: it must die once."""
     storage.events = []
 
 
@@ -275,7 +275,7 @@ def _workspaces() -> set[int]:
 
 
 def _index(values: list[Value], name: int) -> int:
-    """Return the storage that was held in a place when the part began."""
+    """Return the storage that the hooks held in a place when the part began."""
     storage = storage_of(values[name - HELD])
     assert storage is not None  # noqa: S101 - what is held is like what the copied one's held
     return storage.index

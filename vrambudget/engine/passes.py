@@ -1,11 +1,13 @@
-"""A forward pass and its backward pass on the tape: what they left, and the same replayed again.
+"""A forward and a backward pass on the tape: what they leave behind, and copies of them.
 
     forward   what it leaves is held by the outputs, by the autocast region (copies of weights), by
               the graph, or for good (workspaces)
     backward  frees what the graph held (inputs too, if nobody else does) and the gradients that
               come in; leaves the parameters' gradients
 
-A pass that leaves anything else, or in which anything else dies, cannot be replayed again.
+A copy repeats events, so it frees what the trace freed, where the trace freed it. When the loop
+drops outputs, inputs and gradients, it cannot know: these have owners in Python, whose deaths free
+them. A pass that leaves anything else, or in which anything else dies, cannot be copied.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Shape, Tensor
 from vrambudget.tape.events import Storage
 from vrambudget.tape.packing import died_in, frees, pieces, without
-from vrambudget.tape.repeats import lay
+from vrambudget.tape.repeats import append_copy
 
 
 class CannotRepeatError(Exception):
-    """What was replayed again should not have been: the job has to be traced in full."""
+    """A copy is not what would have run: the job has to be traced in full."""
 
 
 class _ReplayedCopies(dict[int, Tensor]):
-    """An autocast region's copies of weights after a forward pass that was replayed again."""
+    """An autocast region's copies of weights after a copied forward pass."""
 
     def get(self, *_: object) -> Tensor:
-        """Refuse: which weight each of them is of is not known."""
+        """Refuse: a copied pass does not know of which weight each of them is."""
         raise CannotRepeatError
 
     def __bool__(self) -> bool:
@@ -49,12 +51,12 @@ class _Gradient(NamedTuple):
 
 
 class _FoundGraph(NamedTuple):
-    """What a backward pass depends on besides the graph."""
+    """What decides, besides the graph, which allocations a backward pass makes."""
 
     nodes: list[str]  # of the loop's own graph
     gradients: list[tuple[Shape, DType, Shape | None] | None]
     had_none: list[bool]  # which parameters had no gradient
-    dropped: set[int]  # what the loop let go between forward and backward
+    dropped: set[int]  # what the loop freed between forward and backward
 
     @classmethod
     def before(
@@ -66,8 +68,8 @@ class _FoundGraph(NamedTuple):
     ) -> _FoundGraph:
         """Return what a backward pass finds.
 
-        Raises CannotRepeatError where the loop's graph has another part, or parameters of its own:
-        gradients of both would add up before a parameter gets them.
+        Raises CannotRepeatError if the loop's graph has a second call of the model, or parameters
+        of its own: gradients of both add up before a parameter gets them.
         """
         if sum(node.part is not None or node.variable is not None for node in nodes) > 1:
             raise CannotRepeatError
@@ -84,8 +86,8 @@ class Passes:
 
     def __init__(self, inputs: Sequence[int], parameters: Sequence[Parameter]) -> None:
         self.inputs, self.parameters = inputs, parameters
-        self.is_over = False  # both passes are, and can be replayed again
-        self.may_free_early = False  # a copy may have let go too early
+        self.is_over = False  # both passes are, and can be copied
+        self.may_free_early = False  # a copy may have freed a storage too early
         self.graph_gradients: set[int] = set()  # of leaves that are no parameters
         self.first = len(context.tape.sizes)  # storages that forward makes are from here on
         self._begin = len(context.tape.events)
@@ -136,7 +138,12 @@ class Passes:
         self.is_over = not self.attributes & graph.found.dropped
 
     def _leaves_what_is_known(self, freed: set[int], graph: Sequence[Edge]) -> bool:
-        """Whether what forward left, and backward did not free, is held by what is known here."""
+        """Whether what forward left, and backward did not free, has a known holder.
+
+        Outputs and the region's copies are asked first; the rest has to be the graph's. Of what
+        backward freed, a storage that nobody else holds is `graph_only`: if the loop drops a copied
+        graph without a backward, nothing else frees it.
+        """
         once = _workspaces()
         self.forward = without(self.forward, once)
         rest = self.left - once - freed
@@ -148,7 +155,7 @@ class Passes:
         return not by_graph or by_graph <= _held_by(graph)
 
     def died_in(self, events: Sequence[int], shift: int, inputs: Sequence[int]) -> set[int]:
-        """Return inputs, and what forward left, that died in these: by the trace's indices."""
+        """Return inputs, and what forward left, that died in these events, by traced index."""
         died = died_in(events, is_fast=context.tape.is_fast)
         made = {index - shift for index in died} & self.left
         return made | {was for was, now in zip(self.inputs, inputs, strict=True) if now in died}
@@ -156,13 +163,14 @@ class Passes:
     def replay_forward(
         self, inputs: Sequence[Storage]
     ) -> tuple[dict[int, Storage], ReplayedGraph | None]:
-        """Lay the forward pass down again; return storages of outputs and inputs, and the graph.
+        """Copy the forward pass; return storages of outputs and inputs, and the graph.
 
-        The storages are by the index that theirs had in the trace.
+        Storages are keyed by the trace's index. Only those in `held` get an owner in Python,
+        because the loop decides when they die; the others die by the copied events.
         """
         tape, region = context.tape, context.autocast
         shift = tape.copy_storages(self.first, self.stop)
-        lay(tape, self.forward, self.first, shift, shift)
+        append_copy(tape, self.forward, self.first, shift, shift)
         context.operation = self.operation
         storages = {index: tape.adopted(index + shift) for index in self.held}
         if region is not None and self.fills_cache:
@@ -175,7 +183,7 @@ class Passes:
 
 
 class TracedGraph:
-    """The graph of a forward pass, behind the one node that the loop's graph has for it."""
+    """A traced pass's graph, behind the one node that stands for it in the loop's graph."""
 
     def __init__(self, passes: Passes, edges: Sequence[Edge]) -> None:
         self.passes, self.edges = passes, edges
@@ -201,7 +209,7 @@ class TracedGraph:
 
 
 class ReplayedGraph:
-    """The graph of a forward pass that was replayed again."""
+    """A copied pass's graph: it has no nodes, and holds what the traced graph's nodes held."""
 
     def __init__(self, passes: Passes, shift: int, storages: dict[int, Storage]) -> None:
         self.passes, self.shift = passes, shift
@@ -212,7 +220,7 @@ class ReplayedGraph:
         self.is_whole = True
 
     def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:
-        """Lay the backward pass down again; `nodes` are those of the loop's graph."""
+        """Copy the backward pass; `nodes` are those of the loop's graph."""
         passes, tape = self.passes, context.tape
         dropped = passes.died_in(self.events[self.position :], self.shift, self.inputs)
         found = _FoundGraph.before(gradients, nodes, passes.parameters, dropped)
@@ -223,8 +231,10 @@ class ReplayedGraph:
         gradients.clear()
         first = passes.backward_first
         shift = tape.copy_storages(passes.backward_first, passes.backward_stop)
+        # A shared storage may have another owner, the loop's variable. So the events stop where the
+        # graph let go of it, and the owner here is dropped: whoever is last frees it.
         for part, index in passes.backward:
-            lay(tape, part, first, shift, self.shift)
+            append_copy(tape, part, first, shift, self.shift)
             self.storages.pop(index, None)
             given.pop(index, None)
         for x in passes.gradients:
@@ -239,7 +249,10 @@ class ReplayedGraph:
             self.events += frees(index + self.shift for index in self.passes.graph_only)
 
     def check_frees(self) -> None:
-        """Note if the loop dropped what a graph, whose backward never ran, would have held."""
+        """Note if the loop freed what this graph, whose backward never ran, would have held.
+
+        An input that the traced graph alone kept alive dies too early in the copy.
+        """
         since = self.events[self.position :]
         last = max((n for n, event in enumerate(since) if event >= 0), default=0)
         if self.is_whole and self.passes.died_in(since[:last], self.shift, self.inputs):
@@ -255,9 +268,9 @@ def _holding(storage: Storage) -> Tensor:
 
 
 def _held_by(graph: Sequence[Edge]) -> set[int]:
-    """Return what the graph's nodes hold until the graph dies; leaves that are no parameters, too.
+    """Return what the graph's nodes hold until the graph dies.
 
-    Such are embeddings for which a gradient was asked: they and their gradients.
+    Leaves that are no parameters, and their gradients, too: embeddings that need a gradient.
     """
     nodes = {edge[0] for edge in graph}
     stack = [*nodes]

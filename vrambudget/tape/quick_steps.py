@@ -1,11 +1,18 @@
-"""Steps that are not on the tape, run through an allocator with two pools: most requests in parts.
+"""Decode steps, run through the allocator's two pools; small requests are served from a cache.
 
-Most requests of a decoding step are small: hidden states of one token, the same in each layer and
-each step. Its small requests are cut into parts, one a layer. What a part does to the small pool
-follows from the pool's free blocks, the blocks that the part frees, and its sizes; where those
-were met before, what came of it is put in place, or of all parts of a step together. So a step
-costs its large requests and a look-up or some. Sizes never fall in the middle of a stretch
-(`Step.is_inner`): what is requested there is at its most at its end.
+Why: a generation of 10,000 tokens has millions of requests, and the allocator decides each by the
+free blocks that those before it left. Nearly all are small (hidden states of one token) and the
+same in each layer and each step; only the growing cache's are large.
+
+So the small requests of a step are cut into parts, one a layer. What a part does to the small pool
+is a function of three things: the pool's free blocks, the blocks that the part frees, and its
+sizes. Its outcome is cached by these, and so is that of all parts of a step together. A step then
+costs its large requests and a look-up or two.
+
+The two pools never share a block, so small and large requests can be served apart. Their sum has
+one peak, though: an outcome says how much the small pool holds beside each large request. Requested
+bytes need no such care, because sizes never fall inside a stretch (`Step.is_inner`): there a step
+requests most at its end.
 """
 
 from collections.abc import Sequence
@@ -35,7 +42,7 @@ def run_steps(
 
 
 class _QuickRun(StepRunner):
-    """Runs steps part by part, or as a whole where all parts were met together."""
+    """Runs steps part by part, or as a whole if all of its parts were met together before."""
 
     allocator: SmallAndLargePools
 
@@ -46,8 +53,11 @@ class _QuickRun(StepRunner):
         self.plans: dict[int, StepPlan] = {}
         self.shapes: dict[tuple[int, ...], int] = {}
         self.outcomes: dict[tuple[Any, ...], PartOutcome] = {}  # by what decides them
-        self.free: tuple[int, ...] | None = None  # in the small pool; None: as the allocator has it
-        self.stands: tuple[int, ...] | None = None  # what the allocator has, where that is known
+        # The small pool's free blocks after the steps so far (None: ask the allocator), and those
+        # that the allocator itself has, if known. They differ while outcomes come from the cache:
+        # the allocator is told only when it has to serve a request itself (`settle`).
+        self.free: tuple[int, ...] | None = None
+        self.stands: tuple[int, ...] | None = None
 
     def step(self, step: RepeatedStep) -> None:
         """Run one step."""
@@ -57,7 +67,7 @@ class _QuickRun(StepRunner):
             return
         allocator, now, sizes, carried = self.allocator, step.sizes, self.sizes, self.carried
         plan = self._plan(step)
-        if not plan.large:  # each step is another for the small pool
+        if not plan.large:  # the cache grows in the small pool: no step equals another
             self._run_plainly(step)
             return
         before = allocator.free_small if self.free is None else self.free
@@ -68,6 +78,7 @@ class _QuickRun(StepRunner):
             requested -= sum([sizes[carried[number]] for number in plan.died])
             allocator.end(self.named(plan.large), sizes, whole, requested=requested)
         except OutOfDeviceMemoryError:
+            # Which request fails, and with how much held, only the true order of both pools tells.
             allocator.undo()
             self.free, self.stands = before, None
             self._run_plainly(step)
@@ -80,14 +91,14 @@ class _QuickRun(StepRunner):
         super().step(step)
 
     def settle(self) -> None:
-        """Let the allocator's small pool have the blocks that parts so far left free."""
+        """Give the allocator's small pool the free blocks that the cached outcomes led to."""
         if self.free is not None:
             if self.free is not self.stands:
                 self.allocator.put_small_pool(self.free)
             self.stands, self.free = self.free, None
 
     def _run_small(self, plan: StepPlan, step: RepeatedStep, free: tuple[int, ...]) -> Whole:
-        """Serve a step's small events, or put in place what came of them."""
+        """Serve a step's small events, or take their outcome from the cache."""
         placed, carried, made = (
             self.allocator.placed,
             self.carried,
@@ -98,6 +109,7 @@ class _QuickRun(StepRunner):
         whole = plan.wholes.get(key)
         if whole is None:
             whole = self._run_parts(plan, step, free)
+            # Parts that made a segment changed more than free blocks: that is not cached.
             if self.allocator.small_segments_made == made:
                 plan.wholes[key] = whole
         else:
@@ -120,7 +132,7 @@ class _QuickRun(StepRunner):
         return Whole(free, blocks, level, most, tuple(met))
 
     def _outcome(self, part: StepPart, now: Sequence[int], free: tuple[int, ...]) -> PartOutcome:
-        """Return what a part does to the small pool's free blocks; serve it where that is new."""
+        """Return a part's outcome, from the cache or by serving it."""
         placed, first, carried = self.allocator.placed, self.first, self.carried
         there = [placed[first + i if i < CARRIED else carried[i - CARRIED]] for i in part.freed]
         key = part.number, free, *there, *[units(now[i]) for i in part.growing]
@@ -133,7 +145,7 @@ class _QuickRun(StepRunner):
     def _served(
         self, part: StepPart, now: Sequence[int], key: tuple[Any, ...], there: Sequence[int]
     ) -> PartOutcome:
-        """Serve a part that was not met before; the blocks `there` end in it."""
+        """Serve a part whose outcome is not cached; it frees the blocks `there`."""
         allocator = self.allocator
         made = allocator.small_segments_made
         needs = part.needs.copy()
@@ -150,7 +162,7 @@ class _QuickRun(StepRunner):
         return outcome
 
     def _plan(self, step: RepeatedStep) -> StepPlan:
-        """Return a step's plan, that of the steps before it while it holds."""
+        """Return a step's plan: that of the step before it until a request becomes large."""
         plan = self.plans.get(id(step.pattern))
         if plan is not None and all(units(step.sizes[i]) <= SMALL for i in plan.may_become_large):
             return plan

@@ -1,7 +1,8 @@
-"""Parts of a tape that repeat others: replayed again, or found to be the same.
+"""Parts of a tape that repeat others: copied, or found to be equal.
 
-`lay` appends events once more, with storages of their own. `repeats` compares a part of the tape
-with the part before it; what was replayed in both from one source need not be looked at again.
+`append_copy` appends events again, with storages of their own. `repeats` compares a part of the
+tape with the part before it. It skips what was copied in both from one source, at the same
+distance: those events are equal by construction, and they are nearly all of a long step.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from vrambudget.tape.packing import died_in, renamed
 
 
 class TapePlace(NamedTuple):
-    """A moment of a recording: how many of each the tape had."""
+    """A place on the tape: how many events, storages, marks and copies it had."""
 
     event: int
     storage: int
@@ -24,10 +25,11 @@ def place_of(tape: Tape) -> TapePlace:
     return TapePlace(len(tape.events), len(tape.sizes), len(tape.marks), len(tape.replayed))
 
 
-def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int) -> None:
-    """Append events like these, with storages from `first` on `shift` higher, others as given.
+def append_copy(tape: Tape, source: list[int], first: int, shift: int, older_shift: int) -> None:
+    """Append a copy of events, new storages (from `first` on) and older ones shifted by so many.
 
-    Only frees are of others, and all events are of a tape on the fast path (`Tape.is_fast`).
+    Older storages are only freed, so only frees may have the other shift. The tape has to be on the
+    fast path (`Tape.is_fast`), where an event is an index or the complement of one.
     """
     start, last = len(tape.events), ~first
     tape.events += [
@@ -38,9 +40,10 @@ def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int)
 
 
 def repeats(tape: Tape, before: TapePlace, here: TapePlace, end: TapePlace) -> bool:
-    """Whether all from `here` to `end` is as all from `before` to `here`, storage by storage.
+    """Whether the tape from `here` to `end` equals that from `before` to `here`.
 
-    What was there before the part, and dies in it, is what the part before left, oldest by oldest.
+    A step frees what the step before it left (the old gradients, say). So the storages that are
+    older than a part and die in it are paired, oldest with oldest.
     """
     shift = here.storage - before.storage
     if any(b - a != c - b for a, b, c in zip(before[:3], here[:3], end[:3], strict=True)):
@@ -65,7 +68,7 @@ def repeats(tape: Tape, before: TapePlace, here: TapePlace, end: TapePlace) -> b
 def _not_replayed_twice(
     tape: Tape, before: TapePlace, here: TapePlace, end: TapePlace
 ) -> tuple[list[int], list[int]]:
-    """Return the events of both parts, without what was replayed in both from one source."""
+    """Return the events of both parts, without what was copied in both from one source."""
     period, shift = here.event - before.event, here.storage - before.storage
     earlier, later = (
         tape.replayed[before.replayed : here.replayed],

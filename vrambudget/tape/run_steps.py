@@ -21,8 +21,9 @@ class StepRunner:
         self.steps, self.allocator, self.position = steps, allocator, position
         patterns = [p for s in steps.stretches for p in s.patterns]
         self.most, self.base = max(len(p.operations) for p in patterns), len(sizes)
-        # Storages of as many steps as are alive at once: those that carry on what they made, and
-        # two that made what later steps carry on as it is, the old and the new.
+        # Steps reuse banks of storages: 10,000 steps need no more than a few do. There are as many
+        # banks as steps whose storages may be alive at once: those that carry on what they made,
+        # and two that made what later steps carry on unchanged, the old and the new.
         self.banks = 4 + max(p.longest_carry for p in patterns)
         self.sizes = [*sizes, *[0] * (self.banks * self.most)]
         self.carried = list(steps.before)
@@ -59,7 +60,7 @@ class StepRunner:
         self.carry(step)
 
     def settle(self) -> None:
-        """Let the allocator stand as it does after the steps so far."""
+        """Bring the allocator up to date with the steps so far."""
 
     def carry(self, step: RepeatedStep) -> None:
         """Note what a step carries on."""
@@ -79,7 +80,7 @@ class StepRunner:
             raise
 
     def named(self, events: Sequence[int]) -> list[int]:
-        """Return a pattern's events with the storages that they are of in the step that runs."""
+        """Return a pattern's events with the storages of the step that runs."""
         first, carried = self.first, self.carried
         return [
             event + first

@@ -1,9 +1,11 @@
-"""Steps after the last one of a tape, until the allocator stands as it stood before one of them.
+"""Steps after the last one of a tape, until the allocator is in a state that it was in before.
 
-A step finds free blocks where those before it left them, so the third may repeat the second, event
-by event, and yet lie elsewhere in memory and reserve more. Such a step is replayed again, with
-storages of its own, until the allocator stands at its end as it stood at the end of an earlier one:
-the same free blocks, and what the next step frees in the same places. From there on no peak is new.
+A step finds free blocks where those before it left them. So the third may repeat the second, event
+by event, and yet lie elsewhere in memory and reserve more. The last step is therefore appended
+again, with storages of its own, until the allocator ends a step as it ended an earlier one: the
+same free blocks, and what the next step frees in the same places. What follows is a cycle of the
+steps since then, so no later step has a new peak. To wait for a few steps without a new peak would
+not do: memory may grow after them.
 """
 
 from collections.abc import Callable
@@ -15,8 +17,8 @@ from vrambudget.tape.marks import Phase
 from vrambudget.tape.packing import died_in, renamed
 
 MOST_STEPS = 16
-"""Where a job is left that has not settled, with micro-batches after as many forward passes: of 351
-records two reserve 1 % more in 40 steps."""
+"""The most steps; with micro-batches, the most forward passes. Of 351 records two reserve over 1 %
+more in 40 steps."""
 
 _COLUMNS = ("sizes", "purposes", "operations", "contents", "modules")
 
@@ -31,9 +33,10 @@ class LastStep(NamedTuple):
 
 
 class Settling:
-    """Replays the last step of a tape, as long as the allocator has not settled.
+    """Appends the last step of a tape until the allocator is in its steady state.
 
-    `matters` is asked once, at the end of the tape: whether what later steps reserve may decide.
+    `matters` is called once, at the end of the tape: whether what later steps reserve can change
+    the verdict.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Settling:
         self._stood: dict[int, tuple[object, list[object]]] = {}  # at the ends of steps
 
     def goes_on(self, mark: int) -> bool:
-        """Whether another step was replayed, once the mark of this number is reached."""
+        """Append another step if it is needed, at the mark of this number; return whether."""
         tape = self._tape
         here = tape.marks[mark]
         if self.is_over or here.phase != Phase.STEP_END or here.position < self._from:
@@ -75,10 +78,10 @@ class Settling:
         if (here.step + 1) * self._passes >= MOST_STEPS or full:
             self.is_over = True
             return False
-        self._lay(number)
+        self._append(number)
         return True
 
-    def _lay(self, number: int) -> None:
+    def _append(self, number: int) -> None:
         """Append the step once more; the lists are new, for other tapes may share the old ones."""
         tape, shift = self._tape, number * self._storages
         tape.last_step = None

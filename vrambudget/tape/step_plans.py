@@ -1,7 +1,8 @@
-"""A step as parts: its small requests cut at large ones, one part a layer.
+"""A decode step as parts: its small requests, cut at large ones, about one part a layer.
 
 A plan says which events of a step are large, which small ones make a part, and what a part leaves
-to later ones. It knows no blocks: `vrambudget.tape.quick_steps` runs steps by it.
+to later parts. `vrambudget.tape.quick_steps` runs steps by it and caches each part's outcome. Parts
+number their storages from 0, so layers that do the same have the same shape, and share the cache.
 """
 
 from collections.abc import Sequence
@@ -132,7 +133,7 @@ class StepPlan:
 def planned(
     step: RepeatedStep, carried: Sequence[bool], shapes: dict[tuple[int, ...], int]
 ) -> StepPlan:
-    """Return a step's plan; `carried`: which of what is carried into it are large."""
+    """Return a step's plan; `carried`: which storages that earlier steps left to it are large."""
     needs = [units(nbytes) for nbytes in step.sizes]
     part, parts, large, died = StepPart(), list[StepPart](), list[int](), list[int]()
     for event in step.pattern.events:
