@@ -1,8 +1,9 @@
-"""Gradients that PyTorch's engine adds up: in place on a GPU, into a new tensor where it is fake.
+"""Gradients that PyTorch's engine adds up: in place on a GPU, into a new tensor if they are fake.
 
-The second gradient of a tensor that is used twice is added into the first if nobody else holds it.
-C++ never does so with a subclass of Tensor, which a fake one is, so it is distinguished here: the
-first gradient was there before the node that made the second, and only C++ holds it.
+A tensor that is used twice has two gradients. On a GPU the engine adds the second into the first,
+if nobody else holds the first. It never does so with a subclass of Tensor, and a fake tensor is
+one. So an addition is made in place here if it must be the engine's: its first operand is older
+than the node that made the second, and only C++ holds it.
 
 Source: torch/csrc/autograd/input_buffer.cpp (accumulate, can_accumulate_inplace).
 Not modelled: an eager node that makes two gradients of one tensor (x * x), which are added up into

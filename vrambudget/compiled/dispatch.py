@@ -1,11 +1,13 @@
-"""What PyTorch's C++ sees of fake tensors on the GPU, so that its autograd runs without one.
+"""The device that PyTorch's C++ sees on fake tensors, so that its autograd runs without a GPU.
 
-C++ asks a fake tensor for its device through Python (`prim.device`). If it is "cuda", autograd
-looks for streams and a device count, which a build without CUDA or a machine without a GPU lacks.
-If it is "xla", it runs on the caller's thread without streams, and autocast takes the tensor as one
-of CUDA's (`is_autocast_eligible`). Python code goes on seeing cuda:0.
+Two readers ask a fake tensor for its device. Python code (Dynamo, Inductor, the model) must see
+cuda:0, for it decides what is compiled. C++ asks through Python, too (`prim.device`). If the answer
+is "cuda", autograd looks for streams and a device count, which a CPU build, or a machine without a
+GPU, lacks. If it is "xla", autograd runs on the caller's thread without streams, and autocast still
+treats the tensor as one of CUDA's (`is_autocast_eligible`). So C++ is answered xla:0.
 
-Autograd asks each device type for its guard. PyTorch has none for XLA by itself, so its own
+What C++ makes by the device that it read then asks for xla:0: the modes' dispatch turns that back
+into cuda:0. And autograd asks each device type for its guard. PyTorch has none for XLA, so its own
 guard of the type meta, which does nothing, is registered for it, by PyTorch's own function.
 
 Source: torch/csrc/autograd/input_metadata.cpp, input_buffer.cpp; aten/src/ATen/autocast_mode.h;
@@ -44,7 +46,7 @@ _DEVICE = torch.ops.prim.device.default
 
 @contextmanager
 def devices_for_cpp() -> Iterator[None]:
-    """Let C++ see tensors on the GPU as said above inside."""
+    """Let C++ see tensors on the GPU as xla:0 inside."""
     _register_guard()
     multithreading = torch.autograd.is_multithreading_enabled()
     torch.autograd.set_multithreading_enabled(False)
@@ -102,7 +104,7 @@ def _is_on_gpu(x: Any) -> bool:
 
 
 def _on_gpu(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a mode's dispatch to which a device that C++ read off a tensor is the GPU."""
+    """Return a mode's dispatch that turns a device which C++ read off a tensor into the GPU."""
 
     @functools.wraps(own)
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,10 +120,10 @@ def _on_gpu(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_constants(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the tracer's dispatch to which a constant that is moved to the GPU is unknown there.
+    """Return the tracer's dispatch that forgets a constant's values once it is on the GPU.
 
-    PyTorch computes on constants for real while it traces. T5's cache begins as one without
-    elements: `torch.tensor([], device="cuda")`.
+    PyTorch computes on constants while it traces, which needs their device. T5's cache begins as
+    one without elements: `torch.tensor([], device="cuda")`.
 
     Source: torch/fx/experimental/proxy_tensor.py (proxy_call).
     """

@@ -1,7 +1,8 @@
-"""Storages of fake tensors on the tape: each is one of the engine's while it lives.
+"""Storages of fake tensors, put on the tape: each has a storage of the engine as long as it lives.
 
-PyTorch itself decides how long: the storage of a fake tensor on the GPU has no data, but the same
-references as on a GPU. What the compiler makes while it traces is none of the job's.
+PyTorch itself decides how long: a fake tensor's storage has no data, but the same references as on
+a GPU, and a weak reference notes its end. What the compiler makes while it traces is not on the
+tape, because on a GPU those tensors are fake, too; only its benchmarks run there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class GpuMode(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.cache_enabled = False  # a cached result would be born before its inputs die
+        self.cache_enabled = False  # a cached result would be made before its inputs die
         self._is_quiet = self._benchmarks = False
         self._says: bool | None = None  # what is asked of truth values, if anything is
         self.tuned: set[str] = set()  # kernels that were timed, by what describes them
@@ -66,7 +67,7 @@ class GpuMode(FakeTensorMode):
         name = func.__name__.split(".")[0]
         context.operation = _CALLED.get(name, name.removeprefix("_scaled_dot_product_"))
         copies = copied(name, args)
-        with self._quiet():  # what stands in for its C++ makes nothing on the GPU
+        with self._quiet():  # Python's version of a C++ operation may make more than C++ does
             result = super().dispatch(func, types, args, kwargs)
         elsewhere = set(map(id, on_host(name, result)))
         first = len(context.tape.sizes)
@@ -87,7 +88,7 @@ class GpuMode(FakeTensorMode):
 
     @contextmanager
     def on_the_gpu(self) -> Iterator[None]:
-        """Run on the GPU what is run inside while the compiler traces: its benchmarks."""
+        """Put what runs inside on the tape, although the compiler traces: its benchmarks."""
         with disable_current_modes():
             self._benchmarks = True
             try:
@@ -98,7 +99,7 @@ class GpuMode(FakeTensorMode):
 
     @contextmanager
     def saying(self, *, truth: bool) -> Iterator[None]:
-        """Answer what is asked of truth values inside."""
+        """Give this answer inside to code that reads a boolean of the GPU."""
         self._says = truth
         try:
             yield
@@ -138,7 +139,7 @@ class GpuMode(FakeTensorMode):
         return self.running.adds_in_place(x, self.storage_of(x).index)
 
     def _added(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Return a sum that lies where the first of both lay."""
+        """Return a sum that is in the storage of its first operand."""
         with self._quiet():
             result: Any = super().dispatch(func, types, args, kwargs)
         self._bind(result.untyped_storage(), self.storage_of(args[0]))
@@ -168,13 +169,13 @@ class GpuMode(FakeTensorMode):
             return torch.empty_strided(shape, strides, dtype=dtype, device=GPU)
 
     def apart(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on no tape whose gradient is that of `x`, which need not live on."""
+        """Return a tensor on no tape whose gradient is that of `x`, and which does not hold `x`."""
         with self, self._quiet():
             return x.unsqueeze(0).sum(0)
 
     def alive_since(self, first: int) -> list[int]:
         """Return the storages from number `first` on that live."""
-        tape = context.tape  # what is empty is on none
+        tape = context.tape  # storages without bytes are on none
         found = [on_tape for _, on_tape in self._storages.values() if on_tape.tape is tape]
         return [on_tape.index for on_tape in found if on_tape.index >= first]
 

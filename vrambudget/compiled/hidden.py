@@ -1,10 +1,10 @@
-"""What kernels allocate besides what Inductor's wrapper shows.
+"""What kernels allocate themselves, which Inductor's wrapper does not show.
 
     matrix products      the workspaces of cuBLAS and cuBLASLt
-    attention            copies of what does not lie as its kernels want it; their buffers
+    attention            copies of arguments whose strides its kernels do not take; their buffers
     any other            as in a model that is traced (traced.kernels)
 
-Source: as `ops` has them; what lies how is read off the tensors that the wrapper hands over.
+Source: that of the rules in `ops`; strides are those of the tensors that the wrapper passes.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,10 @@
-"""Inductor compiles, and its wrappers run: what they allocate and free is what a GPU would see.
+"""Inductor compiles, and its wrappers run on fake tensors, with kernels that do nothing.
 
-A wrapper is a Python function that allocates buffers, launches kernels and drops buffers. Here it
-allocates fake tensors, and kernels are neither built nor launched. Matrix products and operations
-that Inductor leaves to PyTorch run on fake tensors.
+A wrapper is the Python function that Inductor generates for a graph: it allocates buffers, launches
+kernels and drops buffers. So the wrapper alone decides what a graph allocates, and when it frees
+it; no kernel has to be built. Only its imports are replaced: what allocates makes fake tensors, and
+what compiles or launches kernels is `_NOTHING`. Matrix products, and operations that Inductor
+leaves to PyTorch, run on fake tensors, because they allocate (workspaces, results).
 
 Source: torch/_inductor/codecache.py (PyCodeCache), codegen/wrapper.py (write_header),
 async_compile.py, scheduler.py (create_backend), torch/_inductor/constant_folding.py,
@@ -49,6 +51,7 @@ _LAUNCHING = ("triton", "torch._inductor.runtime")
 @contextmanager
 def without_kernels(mode: GpuMode, *, pads: bool) -> Iterator[None]:
     """Let Inductor compile without Triton or a GPU. `pads`: see benchmarks."""
+    # Caches are off: a cached graph would skip its benchmarks, and benchmarks allocate.
     cache = codecache.PyCodeCache
     with ExitStack() as stack:
         stack.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
@@ -57,7 +60,7 @@ def without_kernels(mode: GpuMode, *, pads: bool) -> Iterator[None]:
             (cache, "load_by_key_path", classmethod(_load)),
             (scheduler, "has_triton", lambda: True),
             (pad_mm, "has_triton", lambda: True),
-            (compile_fx, "get_input_idxs_to_check", lambda *_: ()),  # of alignment: none lies odd
+            (compile_fx, "get_input_idxs_to_check", lambda *_: ()),  # all are aligned
             (compile_fx, "_compile_fx_inner", _skipping(compile_fx._compile_fx_inner)),
         ):
             stack.enter_context(patch.object(target, name, new))
@@ -72,10 +75,10 @@ def without_kernels(mode: GpuMode, *, pads: bool) -> Iterator[None]:
 
 
 def _skipping(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Inductor's compiler, which leaves a frame to PyTorch as it does where it has a cache.
+    """Return Inductor's compiler, which lets PyTorch run what it cannot compile.
 
-    Before Ampere it compiles no graph that takes or returns bf16. Without a cache it would say so
-    by an error.
+    Before Ampere it compiles no graph that takes or returns bf16, and asks Dynamo to skip the
+    frame. With its caches off it wraps that request in an error; here it is taken out again.
 
     Source: torch/_inductor/compile_fx.py (_compile_fx_inner, _check_triton_bf16_support).
     """
@@ -93,11 +96,12 @@ def _skipping(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(_cache: Any, key: str, path: str, *_: Any, **given: Any) -> ModuleType:
-    """Return a wrapper as a module, its allocations fake and its kernels nothing.
+    """Return a wrapper as a module whose allocations are fake and whose kernels do nothing.
 
-    What the compiler left in reference cycles before is given back: a frame that it could not trace
-    keeps what its variables hold. Python's collector finds it while a graph is compiled; here it is
-    paused.
+    A frame that Dynamo could not trace stays in a reference cycle with its variables, tensors among
+    them. While a graph is compiled, Python's collector frees such cycles. It is paused here, so
+    that tensors die at the same event each time; one collection for each loaded graph stands for
+    it.
     """
     gc.collect()
     module = ModuleType(f"wrapper_{key}")
@@ -112,7 +116,7 @@ def _load(_cache: Any, key: str, path: str, *_: Any, **given: Any) -> ModuleType
 
 
 class _Nothing:
-    """A kernel, or a module that has kernels: every call does nothing."""
+    """A kernel, or a module of kernels: every attribute and every call is this object again."""
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         return self
@@ -133,10 +137,13 @@ class _Triton(_Nothing):
 
 
 class _AsyncCompile(_Nothing):
-    """Inductor's compiler of kernels: a kernel is the text that describes it."""
+    """Inductor's compiler of kernels. It runs the text that describes one, and compiles nothing.
+
+    The text names a kernel's configurations and arguments, from which the autotuner allocates.
+    """
 
     def triton(self, name: str, source: str, **_: Any) -> Any:
-        """Return a kernel, the same each time."""
+        """Return the kernel that a text describes."""
         names: dict[str, Any] = {
             "__builtins__": {**vars(builtins), "__import__": _imported_by_kernel},
             "__file__": source,
@@ -151,7 +158,7 @@ _HELPERS = SimpleNamespace(triton_helpers=_NOTHING, triton_heuristics=triton_heu
 
 
 def _imported_by_kernel(name: str, *given: Any) -> Any:
-    """Import for a kernel's description: Triton and what it calls are nothing."""
+    """Import for a kernel's description: Triton, and the helpers that kernels call, do nothing."""
     if name.startswith("triton"):
         return _Triton()
     if name == "torch._inductor.runtime":
@@ -162,7 +169,7 @@ def _imported_by_kernel(name: str, *given: Any) -> Any:
 
 
 def _imported(name: str, *given: Any) -> Any:
-    """Import for a wrapper: what launches kernels is nothing."""
+    """Import for a wrapper: what launches kernels does nothing."""
     if name == "torch._inductor.async_compile":
         return _COMPILER
     if name.startswith(_LAUNCHING):
@@ -177,9 +184,9 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _sampled(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a buffer in main memory as if numbers were sampled into it: halfway to 1.
+    """Return a buffer in main memory that holds 0.5, as if random numbers were sampled into it.
 
-    So a layer that is skipped at random (LayerDrop) is run, unless most are skipped.
+    A layer that is skipped at random (LayerDrop) then runs, unless more than half are skipped.
     """
     x = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
     return x.fill_(_HALFWAY if dtype.is_floating_point else 0)
@@ -190,7 +197,7 @@ def _reinterpret(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> to
 
 
 def _unchecked(*_: Any) -> None:
-    """Check nothing: strides of fake tensors are PyTorch's own."""
+    """Check nothing: fake tensors have PyTorch's own strides, and no addresses."""
 
 
 _ALLOCATIONS = {
@@ -203,7 +210,7 @@ _ALLOCATIONS = {
 
 
 class _Extern:
-    """Inductor's extern_kernels: products write into buffers, others run on fake tensors."""
+    """Inductor's extern_kernels: a product takes its workspace, others run on fake tensors."""
 
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
@@ -223,7 +230,7 @@ def _product(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _OnCpu(TorchDispatchMode):
-    """Makes on the CPU what would be made on the GPU: numbers that Inductor folds."""
+    """Computes on the CPU the constants that Inductor folds: it reads their values."""
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation with the CPU in the GPU's place."""

@@ -8,8 +8,8 @@ Python. It reads the function and its arguments, and writes pickles, in turn:
     ("made", value)            what the function returned
     ("failed", error)          a VramBudgetError that it raised
 
-Any other end is an error of its own, with the last line that was written of it. An interrupt ends
-both, and where ours ends, the system ends theirs.
+Any other end is an error of its own, with the last line that the process wrote. An interrupt ends
+both processes, and the system ends the child with its parent.
 """
 
 import ctypes

@@ -1,7 +1,8 @@
-"""A compiled job, simulated: once if it was never asked before, and twice where padding decides.
+"""A compiled job's tape: from the cache, or compiled once, or twice if padding matters.
 
-PyTorch benchmarks on the GPU whether to pad matrix products: both ways are simulated, and the
-larger counts, unless the configuration says what the benchmark says.
+PyTorch benchmarks on the GPU whether to pad matrix products, which cannot be known here. So both
+ways are compiled, and the larger peak counts, unless the configuration says what the benchmark
+finds.
 
 Source: torch/_inductor/fx_passes/pad_mm.py (should_pad).
 """

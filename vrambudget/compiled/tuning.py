@@ -3,10 +3,10 @@
     a kernel with several configurations     is timed with each when it is first launched
     a product that padding might speed up    is timed both ways while it is compiled
 
-Each is called once, then again with a buffer as large as the GPU's L2 cache beside it. A kernel
-that writes into its arguments gets copies of them; not so where they would raise the peak: those
-go to the host. What was timed is not timed again, for Inductor keeps it on the disk. What an
-earlier process timed is: as with an empty cache.
+Each is called once, then again while a buffer as large as the GPU's L2 cache exists, which empties
+that cache. A kernel that writes into its arguments gets copies of them, but copies that would raise
+the peak go to the host. Nothing is timed twice, because Inductor keeps the answers on the disk. A
+job is assumed to find that cache empty, as its first run does.
 
 Source: torch/_inductor/runtime/benchmarking.py (InductorBenchmarker.benchmark_gpu),
 runtime/triton_heuristics.py (CachingAutotuner.run, bench, copy_args_to_cpu_if_needed,
@@ -62,7 +62,7 @@ class TunedKernel:
         self._written, self._saves_memory = set(mutated_arg_names), optimize_mem
 
     def run(self, *args: Any, **_: Any) -> None:
-        """Launch it."""
+        """Launch the kernel: the first time, time its configurations."""
         configs, self._untried = self._untried, 0
         if configs > 1:
             context.benchmarks += 1
@@ -98,7 +98,7 @@ def _available_bytes() -> int:
 
 
 class _Config:
-    """triton.Config, which a build without Triton has not."""
+    """triton.Config, for builds without Triton."""
 
     def __init__(self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3) -> None:
         self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
@@ -114,14 +114,14 @@ class _InductorConfig(_Config):
 
 
 def jit(fn: Callable[..., Any]) -> Any:
-    """Return what triton.jit makes of a kernel's function, as far as it is asked for."""
+    """Return the part of triton.jit's result that Inductor reads: names."""
     names = [*inspect.signature(fn).parameters]
     return SimpleNamespace(fn=fn, __name__=fn.__name__, arg_names=names)
 
 
 @contextmanager
 def benchmarks(mode: GpuMode, *, pads: bool) -> Iterator[None]:
-    """Let Inductor benchmark inside. `pads`: what all of pad_mm's benchmarks say."""
+    """Let Inductor benchmark inside. `pads`: whether pad_mm's benchmarks find padding faster."""
     autotune = triton_heuristics.cached_autotune
     kernel = functools.partial(TunedKernel, mode.tuned)
 
