@@ -55,7 +55,7 @@ class _QuickRun(StepRunner):
         self.outcomes: dict[tuple[Any, ...], PartOutcome] = {}  # by what decides them
         # The small pool's free blocks after the steps so far (None: ask the allocator), and those
         # that the allocator itself has, if known. They differ while outcomes come from the cache:
-        # the allocator is told only when it has to serve a request itself (`settle`).
+        # the allocator gets them only when it has to serve a request itself (`settle`).
         self.free: tuple[int, ...] | None = None
         self.stands: tuple[int, ...] | None = None
 
