@@ -14,6 +14,7 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 from vrambudget.cli.streams import escape_what_cannot_be_encoded, put, say
 from vrambudget.errors import VramBudgetError
@@ -56,6 +57,9 @@ def _run(argv: Sequence[str]) -> int:
     return code
 
 
+_freeze = cache(gc.freeze)  # once; to count what is frozen takes milliseconds
+
+
 @contextmanager
 def _starting() -> Iterator[None]:
     """Import quickly: what is made now stays, so no collection need look at it, now or later.
@@ -66,6 +70,5 @@ def _starting() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
-            gc.freeze()
+        _freeze()
         gc.enable()

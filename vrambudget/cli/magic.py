@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,7 @@ def run(words: list[str], names: dict[str, Any]) -> Budget:
     return estimate(args.model, gpu=args.gpu, **job_fields(args))
 
 
+@cache
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="%vram", add_help=False, allow_abbrev=False)
     parser.add_argument("model")
