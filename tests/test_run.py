@@ -1152,6 +1152,17 @@ def test_a_tensor_that_a_file_lacks_is_named(lost):
         llama_cpp.serve(model, gpus_of("80GB"), LlamaCppOptions.parse({}))
 
 
+def test_a_file_whose_layers_have_attention_and_no_keys_is_refused_by_its_key():
+    header = header_of(table_of(known("afm-4.5b").values, ""), "x", "Q4_K_M")
+    values = {
+        **header.values,
+        "arcee.attention.head_count_kv": 0,
+    }
+    model = of_header(replace(header, values=values), "x")
+    with pytest.raises(VramBudgetError, match=r"arcee\.attention\.head_count_kv is 0"):
+        llama_cpp.serve(model, gpus_of("80GB"), LlamaCppOptions.parse({}))
+
+
 def test_main_memory_of_a_mac_is_what_its_gpu_leaves():
     """Of 512 GB unified memory 384 GiB are the GPU's: 513.81 GiB of Q6_K do not run."""
     rows = vrambudget.run("deepseek-v3.2", gpu="m3-ultra-512gb").values["choices"]

@@ -63,6 +63,8 @@ def compute_bytes(
         graph.build()
     except KeyError as missing:
         what = f"a layer of {model.architecture} has no tensor {missing.args[0]!r}"
+        if not isinstance(missing.args[0], str):  # nothing is cached that a layer could attend to
+            what = f"{model.architecture}.attention.head_count_kv is 0, but layers have attention"
         raise VramBudgetError(what, where=model.path or model.name) from None
     is_pipelined = (
         len(set(placed.devices)) > 1
