@@ -419,6 +419,17 @@ def test_a_program_that_is_wrong_is_an_error(change, message):
         _play(change(TEXT))
 
 
+def test_a_file_of_0_3_says_otherwise_how_long_a_cache_is(tmp_path):
+    text = PROGRAMS["bart"].read_text(encoding="utf-8")
+    assert '"cache_length"' in text
+    (tmp_path / "new.program").write_text(text, encoding="utf-8")
+    old = text.replace("cache_length", "room")
+    (tmp_path / "old.program").write_text(old, encoding="utf-8")
+    job = {"mode": "generate", "cache": "static", "prompt": 12, "new": 4}
+    new, old = (estimate(tmp_path / f"{n}.program", **job).peak for n in ("new", "old"))
+    assert new == old
+
+
 def test_only_the_program_that_is_played_is_read():
     """T5 has 240 programs in eight files; which one is played is said in their first lines."""
     texts = [p.read_text(encoding="utf-8") for n, p in PROGRAMS.items() if n.split(".")[0] == "t5"]

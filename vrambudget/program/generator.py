@@ -103,7 +103,9 @@ class Generator(Played):
         target, sizes = decoder_input_ids.shape[1], {}
         if cache is not None:
             layer = cache.layers[0]
-            sizes = {"target": (target := layer.seen + 1), "room": layer.mask_sizes(1)[0]}
+            length = layer.mask_sizes(1)[0]
+            sizes = {"target": (target := layer.seen + 1), "cache_length": length}
+            sizes["room"] = length  # its name in files of 0.3
         self._state.cache = cache
         batch = {
             "decoder_input_ids": decoder_input_ids,

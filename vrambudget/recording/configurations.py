@@ -230,7 +230,7 @@ class ConfigurationsRecorder(Prober):
         found, own_precision = [], self._job.get("precision", "bf16")
         for factor, extra in ((1, 4), (2, 8), (3, 12)):
             longer = {"batch": 2 + factor, "length": 4 + extra, "target": 7 + 2 * extra}
-            longer["room"] = 40 + 3 * extra
+            longer["cache_length"] = 40 + 3 * extra
             jobs = {k: size + longer[k] for k, size in self._own_jobs.items()}
             own = {k: v * factor for k, v in free.items()}
             for left_out in [None, *own]:
@@ -280,7 +280,9 @@ class ConfigurationsRecorder(Prober):
         if "precision" in self._job:
             said |= _WEIGHTS[self._job["precision"]]
         if "call" in self._job:
-            return said | {k: v for k, v in self._job.items() if k in CALLED and k != "room"}
+            return said | {
+                k: v for k, v in self._job.items() if k in CALLED and k != "cache_length"
+            }
         said |= {"call": "whole"} if "target" in self._own_jobs else {}
         mask = self._job.get("attention_mask", self._job.get("rows"))
         said["attention_mask"] = mask is not None

@@ -47,10 +47,10 @@ CALLS = (
 def sizes_of(job: Values, length: int) -> dict[str, int]:
     """Return the sizes that a call has besides the batch and the prompt's length."""
     target = {"target": length - 9} if job["call"] == "next" else {}  # tokens with the new one
-    return target | ({"room": CACHE_LENGTH} if job.get("cache") == "static" else {})
+    return target | ({"cache_length": CACHE_LENGTH} if job.get("cache") == "static" else {})
 
 
-CALLED = ("call", "cache", "room", "padding")
+CALLED = ("call", "cache", "cache_length", "padding")
 """Fields of a job that is such a call."""
 
 
@@ -81,7 +81,7 @@ def _called(listener: Listener, job: Values, module: Any, inputs: Any) -> NoRetu
         del facts["inputs"]["labels"]
         _end(listener, encode())
     listener.is_on = False
-    cache_length, cache = int(job.get("room", CACHE_LENGTH)), None
+    cache_length, cache = int(job.get("cache_length", CACHE_LENGTH)), None
     if job["cache"] != "none":
         own, cross = (
             _RecordedKeys(listener, n, job["cache"]) for n in (cache_length, int(ids.shape[1]))

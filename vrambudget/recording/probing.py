@@ -41,9 +41,9 @@ _NEVER = {
     "stage_names",  # of a backbone, made of its depth
     *DEPTHS,
 }
-JOBS = {"batch": "batch", "length": "block", "target": "target_len", "room": "room"}
+JOBS = {"batch": "batch", "length": "block", "target": "target_len", "cache_length": "cache_length"}
 """Sizes of a job, and the fields that say them."""
-LONGER = {"batch": 2, "length": 4, "target": 6, "room": 10}
+LONGER = {"batch": 2, "length": 4, "target": 6, "cache_length": 10}
 """By how much a job's sizes grow in a probe."""
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 """By which a model's sizes grow together, each by another one."""
