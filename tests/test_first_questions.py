@@ -99,7 +99,7 @@ QUESTIONS = {
     "meta-llama/Llama-3.1-8B --gpu 4090 --block 64 --qlora": FITS,
     "mistral-7b --gpu 3090 --batch_size 2 --block 64 --qlora": FITS,
     "resnet50 --gpu 'gtx 1080 ti' --batch 8": FITS,
-    "llama-3.1-8b --gpu b200 --block 64": f"{TIGHT}: all of 178.35 GiB",
+    "llama-3.1-8b --gpu b200": f"{TIGHT}: all of 178.35 GiB",
     "plan gpt-oss-20b --gpu 16GB": "no recipe or layout that has rules fits gpt-oss-20b at 4,096"
     " tokens a sequence on one NVIDIA GeForce RTX 4060 Ti, nor on up to 1024",
     "plan llama-3.1-8b --gpu 8xh100 --ranks 4": "error: unrecognized arguments: --ranks 4",
@@ -155,6 +155,8 @@ def test_the_answer_begins_with(question, capsys):
         ("gpt2 --quant 4bit", "did you mean 'nf4'?"),
         ("gpt2 --optimizer AdamW", "did you mean 'adamw'"),
         ("gpt2 --inference", "--mode generate"),
+        ("gpt2 --context 512", "tokens of a sequence are --block N"),
+        ("llama-3.1-8b --load-in-4bit", "--qlora those of 4-bit weights"),
         ("llama 8b", "a model's name is one word"),
         ("deepseek-r1:7b", "'deepseek-r1-distill-qwen-7b'"),
         ("train.py", "`vrambudget rehearse --gpu GPU -- python train.py`"),

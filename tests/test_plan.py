@@ -302,9 +302,8 @@ def test_adapters_that_take_several_gpus_are_planned_for_one_with_4_bit_weights(
     assert (found.gpus, found.choices) == (0, ())
     text = str(found)
     assert text.startswith("phi-4 trains on one NVIDIA GeForce RTX 4090")
-    assert (
-        "2,048 tokens with lora need more than one such GPU: name several (--gpu 2xGPU)\n" in text
-    )
+    left = "2,048 tokens with lora do not fit one such GPU with 258.00 MiB left free: name several"
+    assert f"{left} (--gpu 2xGPU)\n" in text
 
 
 @pytest.mark.nightly

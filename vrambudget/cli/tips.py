@@ -17,6 +17,10 @@ _NO_MEMORY = "it decides no memory: leave it out"
 _OPTIONS = {
     **dict.fromkeys(("gpus", "num-gpus", "n-gpus", "ngpus", "ngpu", "nproc-per-node"), _NUMBER),
     **dict.fromkeys(("vram", "memory", "mem", "gpu-memory", "device", "hardware"), _GPU),
+    **dict.fromkeys(
+        ("context", "ctx", "context-length", "length", "max-length"),
+        "tokens of a sequence are --block N; of a generation, --prompt N and --new N",
+    ),
     **dict.fromkeys(("epochs", "dataset", "lr", "seed", "learning-rate"), _NO_MEMORY),
     **dict.fromkeys(
         ("inference", "infer", "generate", "chat"),

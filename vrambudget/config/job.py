@@ -26,7 +26,7 @@ from vrambudget.config.fields.training import Training, WeightsDtype
 from vrambudget.config.fields.trl import Trl
 from vrambudget.config.loops import TRL_LOOPS, TRL_MAX_LENGTH, loop_defaults, problems_of_loop
 from vrambudget.config.old_torch import problems_of_old_torch
-from vrambudget.config.settings import LARGEST, Settings, canonical
+from vrambudget.config.settings import LARGEST, TIP, Settings, canonical
 from vrambudget.config.versions import as_numbers
 from vrambudget.errors import NotModelledError, VramBudgetError
 
@@ -137,7 +137,11 @@ class Job(
         if self.optimizer == "muon":
             yield from self._problems_of_muon()
         if self.quant is not None and self.mode == "train" and self.lora_rank is None:
-            yield f"quant is {self.quant!r}: such weights cannot be trained; set a lora_rank"
+            yield (
+                f"quant is {self.quant!r}: such weights cannot be trained; set a lora_rank\n"
+                f"{TIP}--lora-rank 16 trains adapters, --qlora those of 4-bit weights; to run the"
+                " model: --mode generate"
+            )
         if self.quant is not None and self.weights is not None:
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
         if self.load is not None:

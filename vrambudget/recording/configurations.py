@@ -15,7 +15,6 @@ from vrambudget.config.versions import installed_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.expressions import value as value_of
 from vrambudget.program.form import COUNT, Program
-from vrambudget.recording.generation import CALLED
 from vrambudget.recording.keys import CONVERTED, OF_FILES, Defaults, Values, flattened, nested
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import UnfitError, joined
@@ -280,9 +279,7 @@ class ConfigurationsRecorder(Prober):
         if "precision" in self._job:
             said |= _WEIGHTS[self._job["precision"]]
         if "call" in self._job:
-            return said | {
-                k: v for k, v in self._job.items() if k in CALLED and k != "cache_length"
-            }
+            return said | {k: self._job[k] for k in ("call", "cache", "padding") if k in self._job}
         said |= {"call": "whole"} if "target" in self._own_jobs else {}
         mask = self._job.get("attention_mask", self._job.get("rows"))
         said["attention_mask"] = mask is not None

@@ -154,9 +154,11 @@ def _nothing(found: Plan) -> str:
     loop = " in a plain PyTorch loop" if changed else ""
     if first and first.gpus == 1 and not found.is_named and found.goal in {"any", "lora"}:
         more = ", or add --goal full to see how many train all weights"
+        lora = " with lora" if found.goal == "lora" else ""
+        margin = f" with {format_bytes(found.margin_bytes)} left free" if found.margin_bytes else ""
         return (
-            f"{found.block:,} tokens{loop}{' with lora' if found.goal == 'lora' else ''} need more"
-            f" than one such GPU: name several (--gpu 2xGPU){more if found.goal == 'any' else ''}"
+            f"{found.block:,} tokens{loop}{lora} do not fit one such GPU{margin}:"
+            f" name several (--gpu 2xGPU){more if found.goal == 'any' else ''}"
         )
     at = f"{found.model} at {found.inputs or f'{found.block:,} tokens a sequence'}{loop}"
     where = _gpus(found, found.most if found.is_named else 1)
