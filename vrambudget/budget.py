@@ -120,7 +120,7 @@ class RankPeak:
 class MultiGpu:
     """Several GPUs: how their ranks share the work, what those that differ take, what is outside.
 
-    `peaks` are those of the ranks that were followed; a single one stands for all. Neither
+    `peaks` are those of the ranks that were traced; a single one stands for all. Neither
     `host_bytes` nor NCCL's buffers, which depend on the links between the GPUs, are in a budget's
     peak.
     """

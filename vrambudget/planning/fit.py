@@ -1,10 +1,10 @@
 """The largest batch, or the longest block, that fits on a GPU, by replay on that GPU.
 
-    max_batch("gpt2", block=1024, gpu="12GB")                  the largest batch: 6
+    max_batch("gpt2", block=1024, gpu="12GB")                  the largest batch: 5
     fit(resolve("gpt2", block=1024, gpu="12GB")).curve         what nearby sizes take
 
-A margin is left free besides the CUDA context: by default as much as the context may take more than
-is counted. What else uses the GPU, a desktop say, is not part of it.
+A margin is left free besides the CUDA context: by default as much as the context may take beyond
+what is assumed. It does not cover what else uses the GPU, such as a desktop.
 """
 
 import sys

@@ -1,15 +1,15 @@
-"""In which step a GPU is full, for steps that are not on a tape, without a replay of them.
+"""In which decode step a GPU is full, without a replay of the steps.
 
-A GPU that is full gives back each segment that is wholly free. What stays is bounded, whatever
-holes the steps leave:
+On a full GPU PyTorch returns each segment that is wholly free to the driver. What stays reserved is
+bounded, however the steps fragment it:
 
     at most     segments in which something lies for good, and for each storage of the steps one of
                 the largest size so far, or an old one that is larger
     at least    segments in which something lies for good, and for each storage of more than half
                 the largest segment one of its own, as the driver rounds, but for what fits in holes
 
-Before the first step of which the most is too much no request fails; in a step of which the least
-is too much one does, if none did before.
+Before the first step whose upper bound exceeds the GPU no request fails. In a step whose lower
+bound exceeds it one does, if none did before.
 """
 
 import sys

@@ -68,7 +68,7 @@ def replay_for(tape: Tape, available_bytes: int | None, *, settles: bool = True)
 
 
 def replay(tape: Tape, may_decide: Callable[[int], bool] = lambda _: True) -> Replay:
-    """Replay on a GPU without end, until memory settles if the reserved bytes `may_decide`."""
+    """Replay on a GPU without limit, to the steady state if the reserved bytes `may_decide`."""
     allocator = allocator_for(tape)
     readings, steps, is_loading = _Readings(), [], False
     for mark, allocated_bytes in run(

@@ -66,8 +66,8 @@ class Settling:
         number = (here.position - self._from) // len(self._events)
         found = [i + number * self._storages for i in self._found]
         stands = self._allocator.state(), self._allocator.blocks(found)
-        was_passed_over = number > 0 and number - 1 not in self._stood
-        self.is_over = was_passed_over or stands in self._stood.values()
+        was_skipped = number > 0 and number - 1 not in self._stood
+        self.is_over = was_skipped or stands in self._stood.values()
         self._stood[number] = stands
         if self.is_over or mark + 1 < len(tape.marks):
             return False

@@ -1,9 +1,9 @@
 """An allocator whose small and large pool can be served one after the other.
 
-No request of one pool looks at the other. Three things join them: counters, the order of segments'
-addresses, which within a pool stays what it is, and a full GPU, which has both pools' cache given
-back. So a step's requests may be served pool by pool (`begin`, then `end`) where the GPU has room
-for all of them; where it has not, OutOfDeviceMemoryError comes and `undo` takes the step back.
+A request of one pool never looks at the other. Three things join them: counters; the order of
+segments' addresses, which within a pool stays the same; and a full GPU, on which both pools' cache
+is returned to the driver. So a step's requests may be served pool by pool (`begin`, then `end`) if
+all of them fit on the GPU. If not, OutOfDeviceMemoryError is raised, and `undo` reverts the step.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,7 +71,7 @@ class SmallAndLargePools(CachingAllocator):
         return accumulate(changes, initial=before)
 
     def undo(self) -> None:
-        """Be as at `begin`, on a GPU with an end."""
+        """Return to the state at `begin`; the GPU has a capacity."""
         for name, value in self._counters.items():
             setattr(self, name, value)
         self.pools = self._had_pools
@@ -99,7 +99,7 @@ class SmallAndLargePools(CachingAllocator):
         return got
 
     def put_small_pool(self, free: Sequence[int]) -> None:
-        """Let the small pool have these free blocks."""
+        """Replace the small pool's free blocks by these."""
         by_start, by_end = self._by_start, self._by_end
         for block in self.pools[0]:
             address = block & ADDRESS_MASK

@@ -1,12 +1,12 @@
-"""A tape run through an allocator from mark to mark, without what would only go round in circles.
+"""A tape run through an allocator from mark to mark; what only repeats a cycle is skipped.
 
-Micro-batches repeat one another and steps do (`vrambudget.tape.repeats`), but the first few find
-free blocks where others left them. Sooner or later the allocator stands before one as it stood
-before an earlier one: the same free blocks, and what will die lies in the same places. From there
-on the same requests get the same blocks, every counter goes the same way once more, and no peak is
-new. So whole turns of that circle are passed over. The result is that of a full replay.
+Steps repeat one another, and so do micro-batches (`vrambudget.tape.repeats`), but the first few
+find other free blocks than the later ones. Sooner or later the allocator begins one in a state in
+which it began an earlier one: the same free blocks, and what will be freed at the same addresses.
+From there on the same requests get the same blocks, every counter repeats, and no peak is new. So
+whole cycles are skipped, and the result is that of a full replay.
 
-A tape that ends with a step like the one before it goes on until that is so
+A tape that ends with a step like the one before it is prolonged until that happens
 (`vrambudget.tape.settling`).
 """
 
@@ -28,12 +28,12 @@ def run(
     OutOfDeviceMemoryError.
     """
     settling = Settling(tape, allocator, matters)
-    circles = _Circles(tape, allocator)
+    cycles = _Cycles(tape, allocator)
     allocated: list[int] = []  # at each mark
-    here = turn = 0  # position; marks in a turn of what is passed over
+    here = cycle = 0  # position; marks of the cycle that is skipped
     for number, mark in _numbered(tape):
         if mark.position < here:
-            allocated.append(allocated[-turn])
+            allocated.append(allocated[-cycle])
             yield mark, allocated[-1]
             continue
         allocator.run(tape.events, tape.sizes, here, mark.position)
@@ -42,8 +42,8 @@ def run(
         allocated.append(allocator.allocated_bytes)
         yield mark, allocated[-1]
         if settling.goes_on(number):
-            circles.find_parts()
-        here, turn = circles.passed_over(mark.position, number)
+            cycles.find_parts()
+        here, cycle = cycles.skip(mark.position, number)
         if mark.steps is not None:
             from vrambudget.tape.quick_steps import run_steps  # noqa: PLC0415 - few tapes have some
 
@@ -59,48 +59,49 @@ def _numbered(tape: Tape) -> Iterator[tuple[int, Mark]]:
         number += 1
 
 
-class _Circles:
-    """Knows how the allocator stood before each part that is repeated or repeats."""
+class _Cycles:
+    """The allocator's state before each part that repeats another, or is repeated."""
 
     def __init__(self, tape: Tape, allocator: CachingAllocator) -> None:
         self.tape, self.allocator = tape, allocator
         self.find_parts()
-        self.stood: dict[tuple[int, int], tuple[int, object]] = {}  # number of mark, state
+        self.states: dict[tuple[int, int], tuple[int, object]] = {}  # number of mark, state
 
     def find_parts(self) -> None:
-        """Look which parts of the tape repeat others, and which are repeated."""
+        """Read off the marks which parts of the tape repeat others, and which are repeated."""
         self.periods = {mark.position: mark.period for mark in self.tape.marks if mark.period}
         self.parts = {at - period: period for at, period in self.periods.items()} | self.periods
 
-    def passed_over(self, here: int, number: int) -> tuple[int, int]:
-        """Pass over whole turns from `here` on, if any: return where they end, marks in a turn."""
+    def skip(self, here: int, number: int) -> tuple[int, int]:
+        """Skip whole cycles from `here` on, if any; return where they end, and a cycle's marks."""
         period = self.parts.get(here)
-        if period is None or (here, period) in self.stood:
+        if period is None or (here, period) in self.states:
             return here, 0
-        self.stood[here, period] = number, self.allocator.state()
+        self.states[here, period] = number, self.allocator.state()
         before = here - period
-        while (before, period) in self.stood and not self._is_identical(before, here, period):
+        while (before, period) in self.states and not self._is_identical(before, here, period):
             before -= period
-        if self.periods.get(here) != period or (before, period) not in self.stood:
+        if self.periods.get(here) != period or (before, period) not in self.states:
             return here, 0
-        turn, to = here - before, here
-        while all(self.periods.get(at) == period for at in range(to, to + turn, period)):
-            to += turn
+        cycle, to = here - before, here
+        while all(self.periods.get(at) == period for at in range(to, to + cycle, period)):
+            to += cycle
         first, stop = (self.tape.next_born(at) for at in (here - period, here))
         self.allocator.take_over(first, stop, (stop - first) * ((to - here) // period))
-        return to, number - self.stood[before, period][0]
+        return to, number - self.states[before, period][0]
 
     def _is_identical(self, before: int, here: int, period: int) -> bool:
-        """Whether the allocator stood there as it stands here, for a part that repeats that one."""
-        if self.stood[before, period][1] != self.stood[here, period][1]:
+        """Whether the allocator's state was the same before the part that this one repeats."""
+        if self.states[before, period][1] != self.states[here, period][1]:
             return False
         then, now = (self.allocator.blocks(self._found(at, period)) for at in (before, here))
         return then == now
 
     def _found(self, start: int, length: int) -> list[int]:
-        """Return the storages of a part's events that were there before it, oldest first.
+        """Return the storages of a part's events that are older than the part, oldest first.
 
-        On a plain tape they die in it.
+        Their addresses decide, too: which blocks become free in the part. On the fast path all of
+        them die in it.
         """
         first, events = self.tape.next_born(start), self.tape.events[start : start + length]
         if self.tape.is_fast:

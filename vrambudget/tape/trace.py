@@ -63,7 +63,7 @@ class Trace:
 
 
 def trace(tape: Tape, available_bytes: int | None = None) -> Trace:
-    """Return what the allocator does with `available_bytes` for segments; None: without end."""
+    """Return what the allocator does with `available_bytes` for segments; None: no limit."""
     tracing = _Tracing(tape, allocator_for(tape, available_bytes))
     actions, allocator = tuple(tracing.actions()), tracing.allocator
     blocks = {allocator.address_of(i): (i, allocator.block_bytes(i)) for i in tracing.alive}
