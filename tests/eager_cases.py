@@ -524,6 +524,26 @@ def sparse(device):
     return step, (ids.to(device), (ids + 300).to(device))
 
 
+def quantised(device):
+    """Products with 4-bit weights of bitsandbytes, packed and copied, and adapters."""
+    from bitsandbytes.nn import Linear4bit  # noqa: PLC0415 - few have it
+
+    wide, narrow = (
+        Linear4bit(*sizes, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+        for sizes in ((512, 2048), (2048, 512))
+    )
+    frozen = nn.Sequential(wide, nn.SiLU(), narrow).to(device or "cpu")
+    adapters = nn.Sequential(nn.Linear(512, 8), nn.Linear(8, 512)).to(device)
+    optimizer = torch.optim.AdamW(adapters.parameters())
+
+    def loss_of(x):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return (frozen(x) + adapters(x)).square().mean()
+
+    x = torch.ones(256, 512, dtype=torch.bfloat16, device=device)
+    return training(optimizer, loss_of), (x,)
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -531,7 +551,7 @@ CASES = {
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
         *(attention, recast, picked, averaged, bags, tangents, ensemble),
         *(masked, experts, spoken, overlap, clipped, moved, rounded),
-        sparse,
+        *(sparse, quantised),
     )
 }
 

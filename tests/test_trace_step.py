@@ -51,6 +51,8 @@ def test_a_followed_step_equals_its_rehearsal(record):
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 @each(EAGER)
 def test_a_step_that_leans_on_autograd_equals_its_rehearsal(record):
+    if record["id"] == "quantised":
+        pytest.importorskip("bitsandbytes")
     assert_equal(traced(record["id"], "eager_cases").peak, record)
 
 
@@ -145,6 +147,28 @@ def test_what_a_thread_did_before_does_not_change_the_order_of_a_graph_of_gradie
 
     with ThreadPoolExecutor(1) as thread:  # nodes are numbered by thread
         assert thread.submit(peak, 0).result() == thread.submit(peak, 1000).result()
+
+
+def test_floats_that_a_step_is_given_are_known_as_far_as_they_are_few():
+    layer, said = torch.nn.Linear(4, 4), []
+
+    def step(boxes):
+        layer(boxes)
+        said.append(bool((boxes[:, 2:] <= boxes[:, :2]).any()))
+
+    vrambudget.trace(step, torch.tensor([[20.0, 30, 100, 120]]), gpu="a100-80gb", steps=1)
+    assert said == [False]
+
+
+def test_cublas_takes_the_workspace_that_the_process_asks_for(monkeypatch):
+    layer, x = torch.nn.Linear(64, 64, bias=False), torch.ones(8, 64)
+    plain = vrambudget.trace(lambda: layer(x), gpu="a100-80gb", steps=1)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8:16:2")
+    asked = vrambudget.trace(lambda: layer(x), gpu="a100-80gb", steps=1)
+    assert (
+        asked.peak.requested_bytes - plain.peak.requested_bytes == (32 - 8 - 0.125) * 2**20 + 2**15
+    )
+    assert any("CUBLAS_WORKSPACE_CONFIG" in warning for warning in asked.warnings)
 
 
 def test_what_a_step_changes_is_put_back():

@@ -90,7 +90,7 @@ class EagerMode(GpuMode):
     def _by_kernels(self, func: Any, args: Any, kwargs: Any, run: Any) -> Any:
         """Run an operation by the rule of its kernels, if it has one, or by its parts."""
         packet = func.overloadpacket
-        rule = gpu_kernels.RULES.get(packet)
+        rule = gpu_kernels.RULES.get(packet) or gpu_kernels.RULES.get(packet._qualified_op_name)
         leaves = tree_leaves((args, kwargs))
         if packet is _SPARSE or any(map(is_sparse, leaves)):
             return by_parts(self, func, args, kwargs)

@@ -25,6 +25,7 @@ from vrambudget.compiled.private import enable_python_dispatcher, fake_tensor
 from vrambudget.eager import numbers
 from vrambudget.eager.dispatcher import FUNCTIONS, in_cpp
 from vrambudget.eager.found import Found
+from vrambudget.eager.four_bit import scales_of
 from vrambudget.eager.mode import EagerMode
 from vrambudget.eager.regions import made_without_a_gpu
 from vrambudget.eager.standing import Standing
@@ -311,3 +312,5 @@ def _lay(module: torch.nn.Module, mode: Standing) -> None:
     for operation, x in [(name, x) for name, tensors in own for x in tensors.values()]:
         if x is not None and x.dtype in DTYPE and x is not getattr(module, "n_averaged", None):
             mode.lay(x, Purpose.WEIGHTS, operation)
+            for scales in scales_of(x):
+                mode.lay(scales, Purpose.WEIGHTS, operation)

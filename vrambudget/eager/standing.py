@@ -35,6 +35,7 @@ from vrambudget.traced.rules.table import getter
 from vrambudget.traced.tensor import REHEARSE
 
 _MIXES = {"copy_", "to", "type_as", "new_tensor", "_pack_padded_sequence", "ctc_loss"}
+_MOST_FLOATS = 65_536  # of a tensor of inputs, boxes or scores, that are known as integers are
 _PICKS = {"__getitem__", "__setitem__"}
 """What takes tensors of the host beside the GPU's; of an index those that it made itself."""
 
@@ -67,7 +68,8 @@ class Standing(TorchFunctionMode):
         if x.requires_grad and x.is_leaf:  # functorch lets nobody ask for it inside a transform
             fake.requires_grad_()
         self._fakes[id(x)], self._live[id(fake)] = fake, x
-        if x.is_cpu and not x.is_floating_point():
+        is_small = purpose is Purpose.INPUTS and x.numel() <= _MOST_FLOATS
+        if x.is_cpu and (is_small or not x.is_floating_point()):
             note_of(fake).known = known.of_tensor(x)
         for hook in (x._backward_hooks or {}).values():
             fake.register_hook(hook)

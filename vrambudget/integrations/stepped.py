@@ -9,6 +9,7 @@ changes in modules, optimizers and schedulers is put back.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vrambudget.budget import Budget, Parameters
@@ -18,6 +19,7 @@ from vrambudget.config.versions import default_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import on_gpu
 from vrambudget.integrations.rehearsal import rehearsal_command
+from vrambudget.ops.workspaces import asked_cublas_bytes
 from vrambudget.remarks import remarks_on_choice, remarks_on_convolutions
 from vrambudget.scenario import platform_of
 from vrambudget.tape.events import Purpose, Tape
@@ -58,7 +60,7 @@ def trace(
     try:
         from vrambudget.eager.step import stepped  # noqa: PLC0415 - it imports torch
 
-        platform = platform_of(found, version)
+        platform = replace(platform_of(found, version), cublas_bytes=asked_cublas_bytes())
         left = stepped(step, given, steps=steps, platform=platform, warm=warm_process)
     except NotModelledError as error:
         command = rehearsal_command(gpu)
@@ -88,6 +90,8 @@ def _budget(left: "Stepped", found: Gpu | None, version: str) -> Budget:
 def _notes(found: Gpu | None, left: "Stepped") -> Iterator[str]:
     yield "the step's own code was traced; numbers that it reads back are assumed to be finite"
     yield from left.notes
+    if asked_cublas_bytes() is not None:
+        yield "cuBLAS takes the workspace that CUBLAS_WORKSPACE_CONFIG asks for in this process"
     yield from remarks_on_convolutions(left.tape, left.unknown_workspace_bytes)
     yield from remarks_on_choice(found)
 

@@ -21,9 +21,12 @@ Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize, getCU
 and cuda/CUDABlas.cpp of these releases; pull requests 83461 (PyTorch's own from its allocator),
 156495 (cuBLASLt's is kept), 175344 (shared, Blackwell), 194311 (per product);
 torch/_native/ops/bmm_outer_product.
-Not modelled: the variables that set sizes, but for CUBLAS_WORKSPACE_CONFIG of a recorded trainer;
-side streams; a Python without Triton.
+Not modelled: the variables that set sizes, but for CUBLAS_WORKSPACE_CONFIG of a recorded trainer,
+of a step and of a live module; side streams; a Python without Triton.
 """
+
+import os
+import re
 
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import empty_bytes
@@ -96,6 +99,12 @@ def cublas_workspace_bytes() -> int:
     if hopper or (torch_since(2, 13) and major in {9, 10, 11, 12}):
         return 32 * MIB
     return 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+def asked_cublas_bytes() -> int | None:
+    """Return what this process asks for: pairs of KiB and how many of them, ":4096:2:16:8"."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return sum(int(size) * int(count) for size, count in pairs) * 1024 if pairs else None
 
 
 def cublaslt_workspace_bytes() -> int:

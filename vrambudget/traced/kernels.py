@@ -69,8 +69,8 @@ def beforehand(name: str, args: Any) -> Any:
 def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
     """Allocate and free what the kernels of one operation need besides its result."""
     known = rule_of(name, args)
-    if name == "native_batch_norm_backward" and (not args[7] or args[2] is None):
-        unchecked.add(name)  # in eval mode, or without a weight
+    if name == "native_batch_norm_backward" and not args[7]:
+        unchecked.add(name)  # in eval mode
     elif known is not None:
         rule, given = known
         KERNELS[rule](with_layouts(given), with_layouts(result))

@@ -11,6 +11,7 @@ The first dimension of inputs is the batch: another --batch changes it.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -21,7 +22,9 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Field
 from vrambudget.config.unfamiliar import length_of, tasks_of
+from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.ops.workspaces import asked_cublas_bytes
 from vrambudget.traced import kernels
 from vrambudget.traced.build import allocated, inputs_of_rows, values_of
 from vrambudget.traced.known import of_tensor
@@ -99,6 +102,7 @@ class ModuleConfig(ModelConfig):
         del task
         assert self.job is not None  # noqa: S101 - a model is built for a job
         kernels.unchecked.clear()
+        context.platform = replace(context.platform, cublas_bytes=asked_cublas_bytes())
         mode = TracingMode()
         allocated(self.module, mode)
         module = asked_for_loss(copied(self.module), self.job.task)
