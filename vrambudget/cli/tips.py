@@ -63,7 +63,10 @@ def tip_of(
     word = [*words.split(), ""][0].partition("=")[0]  # which may be empty
     if word.startswith("-"):
         known = {**_OPTIONS, **(_OF_PLANS if command == "plan" else {})}
-        return known.get(word.strip("-").replace("_", "-").lower()) or did_you_mean(word, options)
+        tip = known.get(word.strip("-").replace("_", "-").lower(), "")
+        named = re.search(r"--[\w-]+", tip)  # a command without that option has no use for the tip
+        is_of_use = tip and (named is None or named[0] in options)
+        return tip if is_of_use else did_you_mean(word, options)
     if word in commands:
         return f"the command comes first: vrambudget {word} MODEL ..."
     return _of_word(word, command, given) if word else None
