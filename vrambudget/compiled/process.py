@@ -96,11 +96,11 @@ def _lost(code: int, output: IO[bytes]) -> VramBudgetError:
 
 
 def answer() -> None:
-    """Do what is asked on standard input, and say on standard output what came of it."""
+    """Run the function that standard input names, and write its result to standard output."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 - from who started us
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what else is printed is none of the answer
+        os.dup2(2, 1)  # other prints must not mix with the answer
         _LOG.addHandler(_LogSender(answers))
         _LOG.setLevel(logging.INFO)
         try:

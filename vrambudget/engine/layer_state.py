@@ -71,7 +71,7 @@ class FilledByLayers:
     layers: MutableSequence[Any]
 
     def empty_part(self, number: int) -> LayerPart | None:
-        """Return a layer's part if it is empty and known here."""
+        """Return a layer's part if it is empty, and of a kind that can be copied."""
         part = self.layers[number]
         return part if isinstance(part, LayerPart) and not any(part.left()) else None
 

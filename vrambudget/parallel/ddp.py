@@ -178,7 +178,7 @@ class _LayerGradients:
         return self._parameters
 
     def forward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
-        """Be as before: nothing arrives in forward."""
+        """Return to the state before backward: no gradient arrives in a forward pass."""
 
     def backward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
         """Take the gradients as they arrived in the layer that was copied."""

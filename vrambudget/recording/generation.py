@@ -60,7 +60,7 @@ class RecordedError(NotModelledError):
 
 @contextmanager
 def calling(listener: Listener, job: Values) -> Iterator[None]:
-    """Let a traced model be called as `generate` does, which ends the job; as ever without one."""
+    """Call a traced model as `generate` does, which ends the job, or run the job without a call."""
     call = partial(_called, listener, job) if job else live.outputs_of
     with patch.object(live, "outputs_of", call):
         yield

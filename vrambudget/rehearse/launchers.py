@@ -25,7 +25,7 @@ _OTHERS = ("horovodrun", "ray", "pdsh", "jsrun", "ibrun", "flux")
 def launched(
     command: Sequence[str], python: str, ranks: int | None, environment: Mapping[str, str]
 ) -> tuple[tuple[str, ...], int | None]:
-    """Return the command that starts one rank, and of how many, as far as it is known here.
+    """Return the command that starts one rank, and of how many, as far as the launcher says it.
 
     A launcher that counts GPUs finds `ranks`, or those of CUDA_VISIBLE_DEVICES.
     """

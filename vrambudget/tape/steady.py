@@ -52,7 +52,7 @@ def run(
 
 
 def _numbered(tape: Tape) -> Iterator[tuple[int, Mark]]:
-    """Yield marks with their numbers, those that come to the tape on the way, too."""
+    """Yield marks with their numbers, also those that are appended meanwhile."""
     number = 0
     while number < len(tape.marks):
         yield number, tape.marks[number]

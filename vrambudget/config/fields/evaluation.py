@@ -29,7 +29,7 @@ class Evaluation(Settings, heading="evaluation between steps"):
         return self.eval_batches is not None
 
     def problems(self) -> Iterable[str]:
-        """Yield what is said of an evaluation that there is not."""
+        """Yield options of an evaluation that are set although the job has none."""
         for name in _OPTIONS:
             if getattr(self, name) and not self.evaluates:
                 yield f"{name} is given without eval_batches: how many batches are evaluated"

@@ -82,6 +82,6 @@ class ContextParallel(Distributed):
         return rank
 
     def region(self, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """Cut the batch and the model's tables, and let attention go round the ring."""
+        """Cut the batch and the model's tables, and make attention pass around the ring."""
         cut = [Buffer(x, 1) for x in batch.values()]
         return context_parallel(self.ring, [*cut, *self._tables])

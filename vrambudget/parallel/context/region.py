@@ -35,7 +35,7 @@ class Buffer(NamedTuple):
 
 @contextmanager
 def context_parallel(ring: Ring, buffers: Sequence[Buffer]) -> Iterator[None]:
-    """Cut the buffers, and let attention go round the ring. Raises VramBudgetError."""
+    """Cut the buffers, and make attention pass around the ring. Raises VramBudgetError."""
     length, ranks = buffers[0].tensor.shape[buffers[0].dim], ring.group.size
     if length % (2 * ranks):
         raise VramBudgetError(

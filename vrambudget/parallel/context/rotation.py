@@ -1,4 +1,4 @@
-"""How buffers go round among the ranks of a ring (set_rotate_method).
+"""How buffers pass from rank to rank around a ring (set_rotate_method).
 
     allgather    all ranks' buffers at once, [ranks * elements], from the first exchange on
     alltoall     the previous rank's, [elements], at each exchange

@@ -30,7 +30,7 @@ class HostGradients:
         self._is_first = True  # of a step's micro-batches
 
     def move(self, reduced: Sequence[ZeroParameter], *, is_boundary: bool) -> None:
-        """Move parts to main memory, and let go of the gradients one by one."""
+        """Move parts to main memory, and free the gradients one by one."""
         grad_buffer: Tensor | None = None
         cuda_grad_buffer: Tensor | None = None
         for p in reduced:

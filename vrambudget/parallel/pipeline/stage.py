@@ -27,7 +27,7 @@ from vrambudget.tape.events import Purpose
 
 
 class GradientEdge(NamedTuple):
-    """Where backward begins of an output that is let go (torch.autograd.graph.GradientEdge)."""
+    """Where backward of an output begins once it is freed (torch.autograd.graph.GradientEdge)."""
 
     node: Any
     slot: int
