@@ -1,10 +1,11 @@
 """What a script's iterations are, and how they were counted.
 
-Each optimizer of a turn steps once in it: a GAN's two optimizers make one iteration. A turn is over
-when all optimizers have stepped; where some of them don't step (or not each time), one that steps
-again says that the turn before was over, and which optimizers make one. One that DeepSpeed steps
-part by part has stepped when all parts have; how many there are is known at the next backward pass.
-A script without torch.optim is counted by its backward passes, each to the beginning of the next.
+In an iteration each optimizer steps once: a GAN's two optimizers make one iteration. It is over
+when all optimizers have stepped. If some do not step, or not each time, an optimizer that steps
+again shows that the iteration before is over, and which optimizers make one. DeepSpeed steps an
+optimizer part by part: it has stepped when all parts have, whose number is known at the next
+backward pass. A script without torch.optim is counted by its backward passes, each to the beginning
+of the next.
 
 Runs in the user's Python, 3.9 or later.
 """
@@ -20,9 +21,9 @@ class Iterations:
 
     def __init__(self) -> None:
         self.alive: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers
-        self.turn: weakref.WeakSet[Any] = weakref.WeakSet()  # those that stepped in this one
-        self.expected: weakref.WeakSet[Any] | None = None  # those of a whole turn, once it is known
-        self.turns = self.backwards = self.together = 0
+        self.have_stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # in this iteration
+        self.expected: weakref.WeakSet[Any] | None = None  # of a whole iteration, once known
+        self.iterations = self.backwards = self.together = 0
         # by optimizer: groups with parameters, parts that it steps in, how many of them stepped
         self.groups: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.parts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -31,12 +32,12 @@ class Iterations:
     @property
     def done(self) -> int:
         """How many iterations are over."""
-        return self.backwards if self.is_by_backward else self.turns
+        return self.backwards if self.is_by_backward else self.iterations
 
     @property
     def is_by_backward(self) -> bool:
         """Whether no optimizer has stepped so far, nor will."""
-        return not self.turns and not self.turn and not self.alive
+        return not self.iterations and not self.have_stepped and not self.alive
 
     @property
     def unit(self) -> str:
@@ -51,7 +52,7 @@ class Iterations:
         self._is_part(optimizer)
 
     def before_backward(self) -> None:
-        """Close the turn if what stepped in parts has stepped: gradients come again."""
+        """End the iteration if what stepped in parts has stepped: there are new gradients."""
         for optimizer, count in list(self.stepped.items()):
             if optimizer not in self.parts:
                 self.parts[optimizer] = count
@@ -59,14 +60,14 @@ class Iterations:
         self.stepped.clear()
 
     def before_step(self, optimizer: Any) -> None:
-        """Close the turn if this optimizer begins another."""
+        """End the iteration if this optimizer begins another."""
         self.alive.add(optimizer)
-        if optimizer in self.turn:
-            self.expected = weakref.WeakSet(self.turn)
-            self._close()
+        if optimizer in self.have_stepped:
+            self.expected = weakref.WeakSet(self.have_stepped)
+            self._end()
 
     def after_step(self, optimizer: Any) -> None:
-        """Close the turn if all have stepped."""
+        """End the iteration if all have stepped."""
         if self._is_part(optimizer):
             self.stepped[optimizer] = count = self.stepped.get(optimizer, 0) + 1
             if count != self.parts.get(optimizer):
@@ -83,16 +84,16 @@ class Iterations:
         return full < most
 
     def _stepped(self, optimizer: Any) -> None:
-        self.turn.add(optimizer)
+        self.have_stepped.add(optimizer)
         whole = self.alive if self.expected is None else self.expected
-        if all(other in self.turn for other in whole):
-            self._close()
+        if all(other in self.have_stepped for other in whole):
+            self._end()
 
     def after_backward(self) -> None:
         """Count a backward pass that is over."""
         self.backwards += 1
 
-    def _close(self) -> None:
-        self.turns += 1
-        self.together = max(self.together, len(self.turn))
-        self.turn.clear()
+    def _end(self) -> None:
+        self.iterations += 1
+        self.together = max(self.together, len(self.have_stepped))
+        self.have_stepped.clear()
