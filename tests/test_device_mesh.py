@@ -40,6 +40,8 @@ def test_the_ranks_that_share_data_are_those_that_no_cut_takes():
     ("text", "ranks", "words"),
     [
         (None, 8, "nothing says how 8 GPUs share the work"),
+        ("fsdp", 8, "'fsdp' is not known"),
+        ("deepspeed", 8, "'deepspeed' is not known"),
         ("fdsp2", 8, "'fdsp2' is not known"),
         ("ddp+fsdp2", 8, "exclude each other"),
         ("tp=0", 8, "should end in a number of ranks"),
@@ -57,7 +59,7 @@ def test_a_slip_in_a_layout_is_told(text, ranks, words):
 @pytest.mark.parametrize(
     "text",
     [
-        *("deepspeed", "fsdp", "zero3+cp=2", "fsdp2+pp=2", "ddp+tp=2", "fsdp2+ep=2"),
+        *("zero3+cp=2", "fsdp2+pp=2", "ddp+tp=2", "fsdp2+ep=2"),
         *("ep=2+tp=4", "tp=2+cp=4", "ep=2+cp=4"),
     ],
 )

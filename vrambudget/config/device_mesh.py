@@ -27,12 +27,13 @@ _WAYS = {
 _ALONE = {name: _WAYS[name] for name in ("pp", "ep")}
 """Ways that go with no other: transformers' mesh has one dimension."""
 
-NOT_MODELLED = {
-    "fsdp": "that word (FullyShardedDataParallel is 'fsdp1', fully_shard 'fsdp2')",
-    "hsdp": "that word (it is 'fsdp2' with a number of copies, --replicate 2)",
-    "megatron": "Megatron-LM",
-    "deepspeed": "that word (its stages are 'deepspeed1', 'zero2' and 'zero3')",
-    "sp": "sequence parallelism",
+NOT_MODELLED = {"megatron": "Megatron-LM", "sp": "sequence parallelism"}
+_MEANT = {
+    "fsdp": "fsdp2 is fully_shard, fsdp1 FullyShardedDataParallel",
+    "hsdp": "it is fsdp2 with a number of copies: --parallel fsdp2 --replicate 2",
+    "deepspeed": "name its stage: deepspeed1, zero2 or zero3",
+    "zero": "name its stage: zero1 (PyTorch's), deepspeed1, zero2 or zero3",
+    "dp": "ddp is DistributedDataParallel; DataParallel runs in one process: rehearse it",
 }
 REHEARSE = (
     "`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script as one rank of N"
@@ -160,5 +161,7 @@ def _unknown(text: str, name: str) -> VramBudgetError:
     known = (*DATA_PARALLEL, *CUTS)
     return VramBudgetError(
         f"parallel is {text!r}: {name!r} is not known",
-        hint=did_you_mean(name, known) or f"it is made of {', '.join(known)}, for example fsdp2",
+        hint=_MEANT.get(name)
+        or did_you_mean(name, known)
+        or f"it is made of {', '.join(known)}, for example fsdp2",
     )

@@ -223,6 +223,10 @@ def _by_name(text: str) -> Gpu:
             hint = f"a GPU sold with that memory is '{asked_for}GB';"
         elif match := _COUNT_LAST.fullmatch(asked_for):
             hint = f"several GPUs are written {match[2]}x{match[1]};"
+        elif "," in asked_for or "+" in asked_for:
+            hint = (
+                "GPUs of one kind are planned for: name the one with the least memory, as 2x24GB;"
+            )
         elif asked_for in _HOSTS:
             hint = f"it has {_HOSTS[asked_for]};"
         raise VramBudgetError(
