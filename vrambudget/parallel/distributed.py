@@ -145,7 +145,8 @@ def refuse(job: Job, mesh: DeviceMesh) -> None:
         )
     stepped_together = job.optimizer != "none" and job.optimizer_impl != "for-loop"
     if mixed and mesh.data is None and stepped_together and job.mode == "train":
-        raise _mixed(f"{job.optimizer_impl or 'foreach'} {job.optimizer}", "use for-loop")
+        steps = f"{job.optimizer_impl or 'foreach'} {job.optimizer}"
+        raise _mixed(steps, "use --optimizer-impl for-loop")
 
 
 def _scales_in_shards(job: Job, mesh: DeviceMesh) -> bool:

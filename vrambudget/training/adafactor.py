@@ -36,7 +36,8 @@ class Adafactor(Optimizer):
     def __init__(self, parameters: Sequence[Parameter], implementation: Implementation) -> None:
         if implementation == "fused":
             raise VramBudgetError(
-                "adafactor has no fused implementation", hint="use 'for-loop' or 'foreach'"
+                "adafactor has no fused implementation",
+                hint="use --optimizer-impl for-loop or foreach",
             )
         super().__init__(parameters, implementation)
         self.variances: dict[Parameter, Variances] = {}
