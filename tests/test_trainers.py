@@ -12,6 +12,7 @@ from vrambudget.config.cards import picture_names
 from vrambudget.config.foreign.meanings import Ignored, OneOf, Same, SizesInText, Switch
 from vrambudget.config.foreign.tables import TABLES
 from vrambudget.config.foreign.trainers import trainers
+from vrambudget.errors import VramBudgetError
 from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.trainers import in_options
 
@@ -181,7 +182,14 @@ def asked(words):
     ids=["kohya", "ai-toolkit", "OneTrainer", "SimpleTuner", "musubi-tuner"],
 )
 def test_a_trainers_file_is_its_job(name, text, job, files):
+    if name.endswith(".yaml"):
+        pytest.importorskip("yaml")
     assert asked([files(name, text)])[0] == job
+
+
+def test_a_file_that_cannot_be_read_is_said_where_a_pipeline_stands_before_it(files):
+    with pytest.raises(VramBudgetError, match="this is not TOML"):
+        asked(["flux-dev", "--config", files("kohya.toml", "[")])
 
 
 def test_what_is_not_modelled_and_what_is_not_known_is_listed(files, capsys):

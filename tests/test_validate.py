@@ -214,7 +214,7 @@ def test_ids_and_reasons_reach_no_terminal_as_escape_sequences(tmp_path, capsys)
 
 
 def test_a_target_s_length_is_read_by_either_name():
-    t5 = {"model_type": "t5", "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1}
+    t5 = {"model_type": "t5", "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 3}
     record = {**_record(), "model": t5, "task": "seq2seq-lm"}
     checks = validate([{**record, key: 64} for key in ("target", "target_len")] + [record])
     first, second, block_long = (check.predicted["allocated"] for check in checks)

@@ -63,7 +63,7 @@ def test_a_family_whose_older_modelling_code_is_not_followed_says_so():
         "d_model": 64,
         "d_kv": 32,
         "d_ff": 64,
-        "num_layers": 1,
+        "num_layers": 3,
         "num_heads": 2,
     }
     fields = {"block": 16, "torch": "2.8"}

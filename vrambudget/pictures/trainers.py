@@ -43,11 +43,19 @@ def in_options(words: Sequence[str], options: Collection[str] | None = None) -> 
         keys = {**launched, **_with_files(stated, trainer, Path())}
         return [*_chosen(_options(keys, trainer, fields, name, None), options), *own]
     file = next((n for n, word in enumerate(words) if _is_file(word)), None)
-    if file is None or not (found := _read(path := Path(words[file]))):
+    if file is None:
         return words
-    trainer, keys = found
     before = [word for word in words[:file] if word != "--config"]
     named = before[0] if before and picture_name(before[0]) else None
+    try:
+        found = _read(path := Path(words[file]))
+    except VramBudgetError:
+        if named and words[file - 1] == "--config":
+            raise
+        return words  # who reads it as what it is says why it cannot be read
+    if not found:
+        return words
+    trainer, keys = found
     given = _options(keys, trainer, {}, path.name, named)
     return [*_chosen(given, options), *before[named is not None :], *words[file + 1 :]]
 
@@ -59,10 +67,7 @@ def _chosen(words: Sequence[str], options: Collection[str] | None) -> Sequence[s
 
 def _read(path: Path) -> tuple[Trainer, dict[str, Any]] | None:
     """Return the trainer whose file this is, with its keys; None for one of another kind."""
-    try:
-        values = read_values(path)
-    except VramBudgetError:
-        return None  # who reads it as what it is says why it cannot be read
+    values = read_values(path)
     stated = {t.known.name: t.keys_of(values) for t in trainers() if isinstance(values, Mapping)}
     own = [t for t in trainers() if t.known.marks & stated.get(t.known.name, {}).keys()]
     if not own:
