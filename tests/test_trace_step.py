@@ -171,6 +171,18 @@ def test_cublas_takes_the_workspace_that_the_process_asks_for(monkeypatch):
     assert any("CUBLAS_WORKSPACE_CONFIG" in warning for warning in asked.warnings)
 
 
+def test_a_convolution_of_one_pixel_follows_the_order_that_its_strides_suggest():
+    layer, said = torch.nn.Conv2d(8, 4, 1), []
+
+    def step(x):
+        pooled = torch.nn.functional.adaptive_avg_pool2d(x, 1)
+        said.append((pooled.stride(), layer(pooled).stride()))
+
+    x = torch.ones(2, 8, 4, 4).contiguous(memory_format=torch.channels_last)
+    vrambudget.trace(step, x, gpu="a100-80gb", steps=1)
+    assert said == [((8, 1, 8, 8), (4, 1, 4, 4))]
+
+
 def test_what_a_step_changes_is_put_back():
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters())

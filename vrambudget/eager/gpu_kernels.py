@@ -18,7 +18,7 @@ import torch
 
 from vrambudget.dtypes import int32, int64
 from vrambudget.eager import sparse
-from vrambudget.engine.tensor import empty, empty_bytes
+from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.ops import convolution as convolutions
 from vrambudget.ops import norm
 from vrambudget.ops.convolution_kernels import Geometry
@@ -62,8 +62,13 @@ def _call(mode: EagerMode, x: Any, weight: Any, options: Any) -> Any:
         tuple(n) * dims if len(n) == 1 else tuple(n) for n in (stride, padding, dilation)
     )
     moves = Geometry(stride, padding, dilation, groups)
-    given = mode.tensor_of(x), mode.tensor_of(weight), moves
-    return convolutions.call(*given, output_padding=tuple(output_padding) if transposed else None)
+    images = (
+        Tensor(tuple(v.shape), dtype_of(v.dtype), mode.storage_of(v), tuple(v.stride()))
+        for v in (x, weight)  # of one pixel, too, strides suggest an order
+    )
+    return convolutions.call(
+        *images, moves, output_padding=tuple(output_padding) if transposed else None
+    )
 
 
 @on(_aten.convolution)
