@@ -183,6 +183,19 @@ def test_a_convolution_of_one_pixel_follows_the_order_that_its_strides_suggest()
     assert said == [((8, 1, 8, 8), (4, 1, 4, 4))]
 
 
+def test_unfold_copies_what_lies_in_another_order_beside_its_result():
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 32, 16, 16)
+
+    def peak(x):
+        def step(x):
+            return layer(torch.zeros(1, 4).cuda()), torch.nn.functional.unfold(x, 3)
+
+        return vrambudget.trace(step, x, gpu="a100-80gb", steps=1).peak.requested_bytes
+
+    turned = x.contiguous(memory_format=torch.channels_last)
+    assert peak(turned) - peak(x) == x.nbytes
+
+
 def test_what_a_step_changes_is_put_back():
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters())

@@ -176,6 +176,21 @@ def _zeros_of_no_memory(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
     return zeros
 
 
+@on(_aten.im2col, _aten.col2im)
+def _columns(mode: EagerMode, run: Any, x: Any, *_: Any) -> Any:
+    """Make a result as large as x, copy x, enlarge the result (cuda/Im2Col.cu, Col2Im.cu)."""
+    with mode:
+        began = x.new_empty(x.shape)
+    copy = mode.contiguous(x)
+    result = _made(mode, run)
+    if result.numel() > x.numel():
+        mode._note(result)
+    else:
+        mode._bind(result.untyped_storage(), mode.storage_of(began))
+    del began, copy
+    return result
+
+
 @on(_aten.native_layer_norm, _aten._fused_rms_norm)
 def _normalised(mode: EagerMode, run: Any, x: Any, *_: Any) -> Any:
     copy = mode.contiguous(x)
