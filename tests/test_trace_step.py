@@ -346,6 +346,19 @@ def test_tensors_of_the_host_that_meet_the_cards_are_there_too():
     assert budget.peak.allocated_bytes >= 32 * 4 * 4
 
 
+def test_a_step_may_train_parameters_of_no_module():
+    weight = torch.nn.Parameter(torch.ones(256, 256))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step(x):
+        (x @ weight).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    budget = vrambudget.trace(step, torch.ones(8, 256), gpu="a100-80gb")
+    assert (budget.parameters.total, budget.model) == (256 * 256, "parameters of no module")
+
+
 def test_a_step_without_a_module_is_told_to_bring_one():
     with pytest.raises(NotModelledError, match="uses no module") as caught:
         vrambudget.trace(lambda: None)

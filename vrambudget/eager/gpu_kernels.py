@@ -62,12 +62,12 @@ def _call(mode: EagerMode, x: Any, weight: Any, options: Any) -> Any:
         tuple(n) * dims if len(n) == 1 else tuple(n) for n in (stride, padding, dilation)
     )
     moves = Geometry(stride, padding, dilation, groups)
-    images = (
+    image, filters = (
         Tensor(tuple(v.shape), dtype_of(v.dtype), mode.storage_of(v), tuple(v.stride()))
         for v in (x, weight)  # of one pixel, too, strides suggest an order
     )
     return convolutions.call(
-        *images, moves, output_padding=tuple(output_padding) if transposed else None
+        image, filters, moves, output_padding=tuple(output_padding) if transposed else None
     )
 
 

@@ -66,9 +66,9 @@ def stepped(
     numbers.decided.clear()
     numbers.assumed.clear()
     found = found_in(step, *given)
-    if not found.modules:
+    if not found.modules and not any(x.requires_grad for x in found.tensors):
         raise NotModelledError(
-            f"{_name(step)} uses no module",
+            f"{_name(step)} uses no module and trains nothing",
             hint="pass what it works on: vrambudget.trace(step, model, optimizer, batch)",
         )
     with recording(platform) as tape, as_they_were(found):
@@ -91,7 +91,8 @@ def stepped(
         tape,
         sum(p.numel() for p in parameters),
         sum(p.numel() for p in trained),
-        " and ".join(dict.fromkeys(type(module).__name__ for module in found.modules)),
+        " and ".join(dict.fromkeys(type(module).__name__ for module in found.modules))
+        or "parameters of no module",
         tuple(dict.fromkeys(type(x).__name__ for x in found.optimizers)),
         frozenset(dtype_of(p.dtype).name for p in parameters),
         tuple(kernels.not_modelled()),
