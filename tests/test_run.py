@@ -1163,6 +1163,14 @@ def test_a_file_whose_layers_have_attention_and_no_keys_is_refused_by_its_key():
         llama_cpp.serve(model, gpus_of("80GB"), LlamaCppOptions.parse({}))
 
 
+def test_a_file_with_a_vector_in_a_matrix_s_place_is_refused():
+    header = header_of(table_of(known("afm-4.5b").values, ""), "x", "Q4_K_M")
+    tensors = (replace(t, shape=t.shape[: 1 + ("ffn_up" not in t.name)]) for t in header.tensors)
+    model = of_header(replace(header, tensors=tuple(tensors)), "x")
+    with pytest.raises(VramBudgetError, match="arcee's layers has too few dimensions"):
+        llama_cpp.serve(model, gpus_of("80GB"), LlamaCppOptions.parse({}))
+
+
 def test_main_memory_of_a_mac_is_what_its_gpu_leaves():
     """Of 512 GB unified memory 384 GiB are the GPU's: 513.81 GiB of Q6_K do not run."""
     rows = vrambudget.run("deepseek-v3.2", gpu="m3-ultra-512gb").values["choices"]

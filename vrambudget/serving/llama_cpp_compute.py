@@ -66,6 +66,9 @@ def compute_bytes(
         if not isinstance(missing.args[0], str):  # nothing is cached that a layer could attend to
             what = f"{model.architecture}.attention.head_count_kv is 0, but layers have attention"
         raise VramBudgetError(what, where=model.path or model.name) from None
+    except IndexError:  # a product with a vector
+        what = f"a tensor of {model.architecture}'s layers has too few dimensions"
+        raise VramBudgetError(what, where=model.path or model.name) from None
     is_pipelined = (
         len(set(placed.devices)) > 1
         and graph.is_whole
