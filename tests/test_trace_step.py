@@ -346,6 +346,20 @@ def test_tensors_of_the_host_that_meet_the_cards_are_there_too():
     assert budget.peak.allocated_bytes >= 32 * 4 * 4
 
 
+def test_a_step_may_draw_from_generators_of_the_gpu_and_of_the_host():
+    layer, drawn = torch.nn.Linear(4, 4), []
+
+    def step(x):
+        own = torch.Generator(device="cuda").manual_seed(3)
+        noise = torch.randn(x.shape, generator=own, device="cuda")
+        host = torch.Generator().manual_seed(1)
+        drawn.append(torch.randint(0, 9, (3,), generator=host).tolist())
+        return layer(x + noise)
+
+    vrambudget.trace(step, torch.ones(8, 4), gpu="a100-80gb", steps=2)
+    assert drawn[0] == drawn[1]
+
+
 def test_a_step_may_train_parameters_of_no_module():
     weight = torch.nn.Parameter(torch.ones(256, 256))
     optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -87,6 +87,15 @@ class _Generator(torch.Generator):
         return self
 
 
+class GeneratorOfEither(torch.Generator):
+    """`torch.Generator`, which makes one of the host for the GPU, too: nothing is drawn there."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """Return a generator of the GPU's, or one of the host's."""
+        is_of_gpu = torch.device(device).type == "cuda"
+        return _Generator() if is_of_gpu else super().__new__(cls)
+
+
 class _Entered:
     """`torch.cuda.device` and its like: there is one device."""
 

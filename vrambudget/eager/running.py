@@ -20,6 +20,7 @@ from unittest.mock import patch
 import torch
 from torch.optim import optimizer as optimizers
 
+from vrambudget.compiled.gpu import GeneratorOfEither
 from vrambudget.compiled.model import on_gpu
 from vrambudget.compiled.private import enable_python_dispatcher, fake_tensor
 from vrambudget.eager import numbers
@@ -78,6 +79,7 @@ def inside(mode: Standing) -> Iterator[None]:
             (torch.nn.Module, "_apply", _applied(mode, torch.nn.Module._apply)),
             (torch._C, "_group_tensors_by_device_and_dtype", _grouped),
             (torch.jit.ScriptFunction, "__call__", _scripted(torch.jit.ScriptFunction.__call__)),
+            (torch, "Generator", GeneratorOfEither),
             (torch.cuda, "is_available", lambda: True),
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "_lazy_init", lambda: None),
