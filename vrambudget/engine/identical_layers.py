@@ -14,7 +14,7 @@ between them afterwards; if they differ, CannotRepeatError asks for a full trace
 Hidden states may be several tensors, which a layer gets first (FLUX's pictures and text). Gradients
 of what all layers share (an encoder's output) are added up in place, and belong to no layer.
 
-Not modelled: layers that return more than hidden states (T5's position bias), or that leave
+Not modelled: layers of a hand-written family that return more than hidden states, or that leave
 something for others (routers' logits); these are traced.
 """
 
@@ -47,6 +47,7 @@ class Layer(Module):
     number = 0
     hook_state: LayerHooks | None = None  # what FSDP's hooks hold, updated by each copy
     states = 1  # tensors that are hidden states, of those that it returns
+    is_stacked = True  # not, where a module is called that is no layer, or a layer's code is not
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, or replay what it would do."""

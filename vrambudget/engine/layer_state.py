@@ -5,7 +5,7 @@ A layer that is replayed leaves what the traced one left, of storages of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, MutableMapping, MutableSequence, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ class FilledByLayers:
 
     __slots__ = ()
 
-    layers: MutableSequence[Any]
+    layers: MutableSequence[Any] | MutableMapping[int, Any]
 
     def empty_part(self, number: int) -> LayerPart | None:
         """Return a layer's part if it is empty, and of a kind that can be copied."""

@@ -1,12 +1,15 @@
 """The least that a job takes, without a trace: from its parameters, or from a variant's tape.
 
-Right before an optimizer step all weights, all gradients and what the optimizer keeps are alive, at
-any batch and block and with any layer run again. So a variant that trains the same weights with the
-same optimizer takes at least as much; one that trains others takes at least the weights; and where
-the weights' type is narrower, all of it shrinks by the ratio at most.
+In an optimizer step all weights, all gradients, what the optimizer keeps and its temporaries are
+alive, at any batch and block and with any layer run again. So a variant that trains the same
+weights with the same optimizer takes at least as much; one that trains others takes at least the
+weights; and where the weights' type is narrower, all of it shrinks by the ratio at most.
 
 Not modelled: a change of the attention implementation, which may add and drop buffers.
 """
+
+from dataclasses import replace
+from itertools import pairwise
 
 from vrambudget.config.device_mesh import DEEPSPEED
 from vrambudget.config.job import Job
@@ -19,6 +22,8 @@ from vrambudget.tape.marks import Phase
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _TRAINED_BY = ("mode", "lora_rank", "lora_targets", "freeze", "quant")
 _KEPT_BY = (*_TRAINED_BY, "optimizer", "torch")
+_STEPPED_BY = (*_KEPT_BY, "optimizer_impl", "loop")
+_KEPT = (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER_STATES)
 
 
 class LowerBound:
@@ -26,11 +31,20 @@ class LowerBound:
 
     def __init__(self, traced: Traced) -> None:
         self.job, tape = traced.scenario.job, traced.tape
-        steps = (mark for mark in tape.marks if mark.phase == Phase.OPTIMIZER_STEP)
-        mark = max(steps, key=lambda mark: mark.position, default=tape.marks[0])
+        marks = pairwise(tape.marks)
+        steps = [(a.position, b.position) for a, b in marks if a.phase == Phase.OPTIMIZER_STEP]
+        begin, end = max(steps, default=(tape.marks[0].position, 0))
         self.parts = dict.fromkeys(Purpose, 0)
-        for storage in tape.alive_at(mark.position - 1):
+        for storage in tape.alive_at(begin - 1):
             self.parts[tape.purposes[storage]] += tape.sizes[storage]
+        self.in_step = 0  # all of `_KEPT`, and what the step itself makes
+        if end:
+            made = {storage for storage, change in tape.changes(begin, end) if change > 0}
+            sizes = [
+                n if purpose in _KEPT or i in made else 0
+                for i, (n, purpose) in enumerate(zip(tape.sizes, tape.purposes, strict=True))
+            ]
+            self.in_step = replace(tape, sizes=sizes).peak_requested_bytes(begin, end)
 
     def bytes(self, job: Job) -> int:
         """Return what the variant `job` takes at least."""
@@ -41,6 +55,8 @@ class LowerBound:
             parts += self.parts[Purpose.GRADIENTS]
         if self._shares(job, _KEPT_BY):
             parts += self.parts[Purpose.OPTIMIZER_STATES]
+        if self._shares(job, _STEPPED_BY):
+            parts = max(parts, self.in_step)
         now, then = ITEM_BYTES[self.job.weight_dtype], ITEM_BYTES[job.weight_dtype]
         return parts * min(now, then) // now
 

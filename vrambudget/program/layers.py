@@ -5,6 +5,7 @@ A block takes the tensors that its instructions read, runs them, and leaves what
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ from vrambudget.dtypes import DType
 from vrambudget.engine.checkpoint import Recomputation
 from vrambudget.engine.context import Autocast, context
 from vrambudget.engine.identical_layers import Layer
+from vrambudget.engine.layer_state import FilledByLayers, LayerPart
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
@@ -34,6 +36,29 @@ class Forward:
     training: bool
 
 
+class _Kept(LayerPart):
+    """What a layer leaves besides hidden states: keys and values, each under its place."""
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yield its tensors by name."""
+        yield from vars(self).items()
+
+
+class Kept(FilledByLayers):
+    """What the layers of a pass leave besides hidden states, until the pass has it."""
+
+    def __init__(self) -> None:
+        self.layers = defaultdict(_Kept)
+
+    def put(self, layer: Layer, tensors: Iterable[Tensor]) -> None:
+        """Take what a layer leaves."""
+        vars(self.layers[layer.number]).update((f"x{n}", x) for n, x in enumerate(tensors))
+
+    def of(self, layer: Layer) -> list[Tensor]:
+        """Return what a layer left, once."""
+        return [*vars(self.layers.pop(layer.number)).values()]
+
+
 @dataclass(slots=True)
 class PlayState:
     """What a played model's blocks share: whose parameters they read, and the pass that runs."""
@@ -43,6 +68,7 @@ class PlayState:
     paths: dict[str, int] = field(default_factory=dict)
     blocks: dict[str, LayerBlock] = field(default_factory=dict)  # of layers, by path
     run: Forward | None = None
+    kept: Kept = field(default_factory=Kept)
     cache: Any = None  # of the pass
     is_quantised: bool = False
     weights: DType | None = None  # of what is not quantised, where the rest is
@@ -79,21 +105,57 @@ _WRAPPERS = {"modules_to_save"}
 ENDS = {"del", "write"}
 
 
-class LayerBlock:
-    """A run of instructions between layers, or a layer's."""
+class BlockCode:
+    """A run of instructions between layers, or a layer's, and the tensors that cross its ends.
+
+    Of what it takes first what the layer before returned (`below`); what it returns as it took it
+    (T5's position bias) is not returned.
+    """
 
     def __init__(
-        self, rows: Sequence[Row], bound: Bound, state: PlayState, layer: str | None = None
+        self, rows: Sequence[Row], layer: str | None = None, below: Sequence[str] = ()
     ) -> None:
-        self._state, self.layer = state, layer
-        self._rows, self._bound = rows, bound
+        self.rows, self.layer = rows, layer
         read = names_read(list(rows))
         entered = [name for word, value in rows if word == "enter" for name in value]
-        self.inputs = list(dict.fromkeys([*entered, *read]))
+        given = dict.fromkeys([*entered, *read])
+        self.inputs = list(dict.fromkeys([*(n for n in below if n in given), *given]))
         made = dict.fromkeys(name for row in rows for name in makes(*row))
         gone = {value if word == "del" else value[1] for word, value in rows if word in ENDS}
         left = [name for word, value in rows if word == "leave" for name in value]
-        self.outputs = list(dict.fromkeys([*left, *(n for n in made if n not in gone)]))
+        stays = [name for name in made if name not in gone and name not in left]
+        left = left[:1] + [name for name in left[1:] if name not in given]
+        self.outputs, self.kept = (left, stays) if left else (stays, [])
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Iterator[BlockCode]:
+        """Yield the blocks of a program's code."""
+        own: list[Row] = []
+        below: list[str] = []
+        at: Row | None = None
+        layer: str | None = None
+        for row in rows:
+            if row[0] == "enter":
+                layer = state_path(at)
+                yield cls(own[:-1] if own and own[-1] is at else own)
+                own = [at] if at is not None else []
+            own.append(row)
+            at = row if row[0] == "at" else at
+            if row[0] == "leave":
+                block = cls(own, layer, below)
+                yield block
+                below = block.outputs
+                own, layer = [at] if at is not None else [], None
+        yield cls(own)
+
+
+class LayerBlock:
+    """A block of a program at known sizes and types."""
+
+    def __init__(self, code: BlockCode, bound: Bound, state: PlayState) -> None:
+        self._rows, self.layer = code.rows, code.layer
+        self.inputs, self.outputs, self.kept = code.inputs, code.outputs, code.kept
+        self._bound, self._state = bound, state
 
     @cached_property
     def fixed(self) -> list[str]:
@@ -104,24 +166,6 @@ class LayerBlock:
     def steps(self) -> list[Step]:
         """What its instructions do: of a layer that is copied nobody asks."""
         return [*steps_of(self._bound, self._rows)]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], bound: Bound, state: PlayState) -> Iterator[LayerBlock]:
-        """Yield the blocks of a program's code."""
-        own: list[Row] = []
-        at: Row | None = None
-        layer: str | None = None
-        for row in rows:
-            if row[0] == "enter":
-                layer = state_path(at)
-                yield cls(own[:-1] if own and own[-1] is at else own, bound, state)
-                own = [at] if at is not None else []
-            own.append(row)
-            at = row if row[0] == "at" else at
-            if row[0] == "leave":
-                yield cls(own, bound, state, layer)
-                own, layer = [at] if at is not None else [], None
-        yield cls(own, bound, state)
 
     def run(self, env: Env) -> None:
         """Run the block on the tensors of the pass."""
@@ -134,11 +178,14 @@ class LayerBlock:
         assert run is not None  # noqa: S101 - a pass runs
         self._state.blocks[self.layer] = self
         context.grad_enabled, context.autocast = run.grad, run.autocast  # as its caller has them
-        result = module(*[env[name] for name in self.inputs])
+        given: list[Any] = [env[name] for name in self.inputs]
+        result = module(*given, **({"kept": self._state.kept} if self.kept else {}))
         if len(self.outputs) == 1:
             env[self.outputs[0]] = result
         else:
             env.update(zip(self.outputs, result, strict=True))
+        if self.kept:
+            env.update(zip(self.kept, self._state.kept.of(module), strict=True))
 
 
 def steps_of(bound: Bound, rows: Iterable[Row]) -> Iterator[Step]:
@@ -162,6 +209,11 @@ class PlayedLayer(CheckpointedLayer):
         self.form, self.checkpoints = form, checkpoints
 
     @property
+    def is_stacked(self) -> bool:  # type: ignore[override]
+        """Whether it is a layer of a stack whose instructions are its own."""
+        return self.form >= 0
+
+    @property
     def states(self) -> int:  # type: ignore[override]
         """How many tensors it returns."""
         state, name = self.played
@@ -173,7 +225,7 @@ class PlayedLayer(CheckpointedLayer):
             return super().trace(*args, **kwargs)
         return Layer.trace(self, *args, **kwargs)
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs: Tensor, kept: Kept | None = None) -> Any:
         """Run the layer's instructions on what it is called with."""
         state, name = self.played
         block, run = state.blocks[name], state.run
@@ -189,6 +241,8 @@ class PlayedLayer(CheckpointedLayer):
         finally:
             context.purpose, context.grad_enabled, context.autocast = before
             state.run = run
+        if kept is not None:
+            kept.put(self, [env[name] for name in block.kept])
         if len(block.outputs) == 1:
             return env[block.outputs[0]]
         return tuple(env[name] for name in block.outputs)

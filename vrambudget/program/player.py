@@ -26,7 +26,7 @@ from vrambudget.program.bound import Bound, Env
 from vrambudget.program.form import COUNT, Program, Row, with_paths
 from vrambudget.program.guards import check_guards, derive
 from vrambudget.program.headless import without_head
-from vrambudget.program.layers import Forward, LayerBlock, PlayedLayer, PlayState
+from vrambudget.program.layers import BlockCode, Forward, LayerBlock, PlayedLayer, PlayState
 from vrambudget.program.rounds import with_rounds
 from vrambudget.program.unfold import RecordedStack, Unfolded, unfolded
 from vrambudget.program.values import Values
@@ -123,7 +123,7 @@ class Played(Module):
         """Return how the model is built, with what the configuration says."""
         for key, value, rows in self._program.builds:
             if self._said.get(key) == value:
-                return list(rows)
+                return rows
         return self._program.built
 
     def forward(self, **batch: Tensor) -> Outputs:
@@ -222,18 +222,24 @@ class Played(Module):
             )  # diffusers leaves its casts as they are
             by_operands = self._state.is_quantised and is_cast
             bound = Bound(self._program, values, self._kinds, by_operands=by_operands)
-            result = self._program.result
-            kept = {
-                n
-                for v in result.values()
-                for n in self._rows.held(v if isinstance(v, list) else [v])
-            }
-            code = with_rounds(self._code(without), values)
-            if of_body:
-                code = iter(self._without_head(without)[0])
-            rows = [row for row in code if row[0] != "del" or row[1] not in kept]
-            self._bound[key] = list(LayerBlock.of(rows, bound, self._state))
+            blocks = self._rows.blocks.get((without, of_body))
+            if blocks is None or self._rows.has_rounds:
+                blocks = [*BlockCode.of(self._held_to_the_end(without, values, of_body=of_body))]
+                self._rows.blocks[without, of_body] = blocks
+            self._bound[key] = [LayerBlock(code, bound, self._state) for code in blocks]
         return self._bound[key]
+
+    def _held_to_the_end(
+        self, without: frozenset[str], values: Values, *, of_body: bool
+    ) -> Iterator[Row]:
+        """Yield the instructions, but for the ends of what the model returns."""
+        result = self._program.result.values()
+        named = (self._rows.held(v if isinstance(v, list) else [v]) for v in result)
+        kept = {name for names in named for name in names}
+        code = with_rounds(self._code(without), values)
+        if of_body:
+            code = iter(self._without_head(without)[0])
+        return (row for row in code if row[0] != "del" or row[1] not in kept)
 
     def _code(self, without: frozenset[str]) -> Iterator[Row]:
         within = None

@@ -94,13 +94,17 @@ class Unfolded:
             every, left = ({n for row in x for n in makes(*row)} for x in (program.code, rows))
             self.each = {n: [own[n]] if n in own else [] for n in every - left}
         self.code = list(self._code(rows))
+        self.has_rounds = any(word == "repeat" for word, _ in self.code)
+        self.blocks: dict[Any, Any] = {}  # of the code, by what of it is played
+        self._built: dict[int, list[Row]] = {}
+        self._by_layer: dict[str, str] = {}
 
     def forms(self, stack: RecordedStack) -> list[int]:
         """Return of each layer a number that layers share whose instructions are the same."""
         numbers: dict[str, int] = {}
+        self._by_layer = self._by_layer or _forms(self.program.code)
         own = {
-            path: numbers.setdefault(form, len(numbers))
-            for path, form in _forms(self.program.code).items()
+            path: numbers.setdefault(form, len(numbers)) for path, form in self._by_layer.items()
         }
         return [own.get(f"{stack.path}.{stack.original(i)}", -1) for i in range(stack.layers)]
 
@@ -119,8 +123,14 @@ class Unfolded:
                     return stack
         return None
 
-    def built(self, rows: list[Row]) -> Iterator[Row]:
-        """Yield how the model is built; neighbouring rows of a cycle are repeated together."""
+    def built(self, rows: list[Row]) -> list[Row]:
+        """Return how the model is built by rows of the program."""
+        if id(rows) not in self._built:
+            self._built[id(rows)] = [*self._repeated(rows)]
+        return self._built[id(rows)]
+
+    def _repeated(self, rows: list[Row]) -> Iterator[Row]:
+        """Yield rows that build; neighbouring rows of a cycle are repeated together."""
         block: list[Row] = []
         inside: RecordedStack | None = None
         ends = tuple(f"{s.path}.{s.recorded - 1}." for s in self.stacks if s.is_short)

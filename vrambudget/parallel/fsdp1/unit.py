@@ -247,7 +247,8 @@ def _wrapped(module: Module, *, has_adapters: bool, is_root: bool = True) -> Ite
         yield from _wrapped(child, has_adapters=has_adapters, is_root=False)
     weight = module.__dict__.get("weight")
     is_trained = not children and isinstance(weight, Parameter) and weight.requires_grad
-    if is_root or isinstance(module, Layer) or (has_adapters and is_trained):
+    is_layer = isinstance(module, Layer) and module.is_stacked
+    if is_root or is_layer or (has_adapters and is_trained):
         yield module
 
 

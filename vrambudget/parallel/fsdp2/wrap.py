@@ -208,7 +208,7 @@ def _post_forward_group(shard: Group, reshard: Reshard) -> Group | None:
 
 def layers_of(model: Module) -> list[Layer]:
     """Return the layers of a model's stacks, in order: what is wrapped one by one."""
-    return [module for module in model.modules() if isinstance(module, Layer)]
+    return [module for module in model.modules() if isinstance(module, Layer) and module.is_stacked]
 
 
 def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
