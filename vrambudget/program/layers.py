@@ -22,7 +22,7 @@ from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.program.bound import Bound, Env, Step, names_read
 from vrambudget.program.form import Row, with_paths
-from vrambudget.program.unfold import makes
+from vrambudget.program.rows import makes
 from vrambudget.tape.events import Purpose
 
 
@@ -36,7 +36,7 @@ class Forward:
     training: bool
 
 
-class _Kept(LayerPart):
+class _LayerOutputs(LayerPart):
     """What a layer leaves besides hidden states: keys and values, each under its place."""
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -44,17 +44,17 @@ class _Kept(LayerPart):
         yield from vars(self).items()
 
 
-class Kept(FilledByLayers):
+class FurtherOutputs(FilledByLayers):
     """What the layers of a pass leave besides hidden states, until the pass has it."""
 
     def __init__(self) -> None:
-        self.layers = defaultdict(_Kept)
+        self.layers = defaultdict(_LayerOutputs)
 
     def put(self, layer: Layer, tensors: Iterable[Tensor]) -> None:
         """Take what a layer leaves."""
         vars(self.layers[layer.number]).update((f"x{n}", x) for n, x in enumerate(tensors))
 
-    def of(self, layer: Layer) -> list[Tensor]:
+    def of(self, layer: Any) -> list[Tensor]:
         """Return what a layer left, once."""
         return [*vars(self.layers.pop(layer.number)).values()]
 
@@ -68,7 +68,7 @@ class PlayState:
     paths: dict[str, int] = field(default_factory=dict)
     blocks: dict[str, LayerBlock] = field(default_factory=dict)  # of layers, by path
     run: Forward | None = None
-    kept: Kept = field(default_factory=Kept)
+    kept: FurtherOutputs = field(default_factory=FurtherOutputs)
     cache: Any = None  # of the pass
     is_quantised: bool = False
     weights: DType | None = None  # of what is not quantised, where the rest is
@@ -125,7 +125,8 @@ class BlockCode:
         left = [name for word, value in rows if word == "leave" for name in value]
         stays = [name for name in made if name not in gone and name not in left]
         left = left[:1] + [name for name in left[1:] if name not in given]
-        self.outputs, self.kept = (left, stays) if left else (stays, [])
+        self.outputs: list[str] = left or stays
+        self.kept: list[str] = stays if left else []
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Iterator[BlockCode]:
@@ -225,7 +226,7 @@ class PlayedLayer(CheckpointedLayer):
             return super().trace(*args, **kwargs)
         return Layer.trace(self, *args, **kwargs)
 
-    def forward(self, *inputs: Tensor, kept: Kept | None = None) -> Any:
+    def forward(self, *inputs: Tensor, kept: FurtherOutputs | None = None) -> Any:
         """Run the layer's instructions on what it is called with."""
         state, name = self.played
         block, run = state.blocks[name], state.run
