@@ -6,7 +6,7 @@ from typing import Any
 from decoder_keys import before_layers, layer_in, names_of, scaled
 
 from vrambudget.program.form import Program, Row, with_paths
-from vrambudget.program.unfold import makes, reads, renamed
+from vrambudget.program.rows import makes, reads, renamed
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Probe
 
@@ -29,6 +29,10 @@ def cut(program: Program, base: Probe) -> Program:
     (entered,) = (v for path, (w, v) in rows if (w, path) == ("enter", own_layer))
     rotary = tables[0] if tables else []
     own = [name for name in entered[1:] if name in read - {*rotary}]  # a mask, distances
+    positions = program.source.pop("positions")
+    if positions in own:
+        own.append(own.pop(own.index(positions)))
+        program.source["reads_positions"] = True
     if not own or len(tables) > 1:
         raise UnfitError("layers of several kinds are no single program")
     if len(masks) > 1:

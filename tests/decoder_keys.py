@@ -5,7 +5,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from vrambudget.config.model_config import HARMLESS_VALUES
+from vrambudget.config.model_config import HARMLESS_VALUES, IGNORED_KEYS
 from vrambudget.program.form import Program, Row
 from vrambudget.recording.keys import Values
 from vrambudget.recording.merging import UnfitError
@@ -24,7 +24,7 @@ FIELDS = (
     *("new_decoder_architecture", "multi_query", "parallel_attn", "alibi"),
     *("decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_jitter_noise"),
     *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-    *("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"),
+    *("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "mlp_layer_types"),
 )
 FOLLOWED = {
     "gemma2": ("4.57",),
@@ -39,7 +39,8 @@ def by_layer(own: Values) -> Values:
     """Return what keys that name something for each layer say of one: sight of all, positions."""
     layers = own["num_hidden_layers"]
     listed = {k: v for k, v in own.items() if isinstance(v, list) and len(v) == layers}
-    return {key: "full_attention" if key == "layer_types" else 1 for key in listed}
+    usual = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
+    return {key: usual.get(key, 1) for key in listed}
 
 
 _OTHERS = dict.fromkeys(("hidden_activation", "activation_function", "activation"), "hidden_act")
@@ -85,7 +86,7 @@ def around_layers(program: Program, base: Probe) -> Values:
     facts, names = base.recording.facts, program.source.get("names", {})
     places = {name: place for name, place, *_ in (*facts["parameters"], *facts["buffers"])}
     model = layer_in(base).rpartition(".")[0].rpartition(".")[0]
-    norm = places[f"{model}.{names.get('norm', 'norm')}.weight"]
+    norm = places.get(f"{model}.{names.get('norm', 'norm')}.weight", 0)  # OLMo's has no weight
     rotary = min((x for name, x in places.items() if ".rotary_emb." in name), default=norm)
     found: Values = {"head_bias": "lm_head.bias" in places, "rotary_first": rotary < norm}
     return {key: True for key, value in found.items() if value}
@@ -119,19 +120,33 @@ def _falcons() -> Iterator[tuple[Values, Values]]:
         yield when, keys
 
 
-def _latent(
-    attention: Values | None = None, experts: Values | None = None
+_FIRST_DENSE: Values = {"first_k_dense_replace": (0, 3)}
+_BY_LAYER: Values = {"mlp_layer_types": (["sparse"] * 3, ["dense"] * 3)}
+
+
+def _with_dense(
+    attention: Values | None = None,
+    experts: Values | None = None,
+    *,
+    by: Values = _FIRST_DENSE,
 ) -> Iterator[tuple[Values, Values]]:
-    """Yield what keys say of layers with latent attention, by the values that some may have."""
-    ways = attention or {}
-    for mlp, queries in product(("experts", "dense"), (True, False)):
-        own = ways | (experts or {} if mlp == "experts" else {})
+    """Yield what keys say of layers with experts and without, by the values that some may have.
+
+    `by`: the key that says which layers have experts, where all have and where none has.
+    """
+    for at, mlp in enumerate(("experts", "dense")):
+        own = (attention or {}) | (experts or {} if mlp == "experts" else {})
         for values in product(*own.values()):
             said = dict(zip(own, values, strict=True))
             when = {key: [value] for key, value in said.items()}
-            keys = {**said, "first_k_dense_replace": 0 if mlp == "experts" else 3}
-            keys |= {} if queries else {"q_lora_rank": None}
-            yield {"mlp": [mlp], "compresses_queries": [queries], **when}, keys
+            yield {"mlp": [mlp], **when}, {**said, **{key: ways[at] for key, ways in by.items()}}
+
+
+def _latent(*ways: Values, **given: Values) -> Iterator[tuple[Values, Values]]:
+    """Yield the same of layers with latent attention, whose queries may have a latent, too."""
+    for (when, keys), queries in product(_with_dense(*ways, **given), _BOTH):
+        own = {} if queries else {"q_lora_rank": None}
+        yield {**when, "compresses_queries": [queries]}, keys | own
 
 
 _BOTH = (True, False)
@@ -139,6 +154,8 @@ FORMS: Mapping[str, Callable[[], Iterator[tuple[Values, Values]]]] = {
     "falcon": _falcons,
     "deepseek_v2": partial(_latent, experts={"topk_method": ("greedy", "group_limited_greedy")}),
     "deepseek_v3": partial(_latent, {"rope_interleave": _BOTH}, {"norm_topk_prob": _BOTH}),
+    "glm4_moe": partial(_with_dense, {"use_qk_norm": _BOTH}, {"norm_topk_prob": _BOTH}),
+    "hy_v3": partial(_with_dense, by=_BY_LAYER),
 }
 """Types with several keys that decide together what a layer does."""
 
@@ -154,6 +171,25 @@ def changes(full: Values, own: Values, base: Probe) -> Iterator[tuple[str, Any, 
             yield key, usual, value, {key: [value] * len(full[key])}
     if "sliding_window" in own and "layer_types" in full:
         yield "has_window", True, False, {"sliding_window": None}
+
+
+_ELSEWHERE = ("rope_parameters", "router_aux_loss_coef", "qk_head_dim", "problem_type")
+"""Keys that have rules elsewhere, or follow from others."""
+
+
+def another(value: Any) -> Any:
+    """Return a number that is another one; None for what is no number."""
+    if type(value) is int:
+        return value + 1
+    return value * 1.5 + 0.125 if type(value) is float else None
+
+
+def undeclared(full: Values, own: Values, base: Probe) -> list[str]:
+    """Return the keys that the code read, and of which nothing is declared."""
+    read = {key for _, key in base.recording.read} & own.keys()
+    plain = {key for key in read if type(own[key]) is not bool}
+    known = {*FIELDS, *_ELSEWHERE, *IGNORED_KEYS, *HARMLESS_VALUES}
+    return sorted(plain - full.keys() - known)
 
 
 def before_layers(rows: Sequence[tuple[str, Row]], model: str) -> Values:

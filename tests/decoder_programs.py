@@ -21,12 +21,14 @@ from decoder_keys import (
     FIELDS,
     FOLLOWED,
     FORMS,
+    another,
     around_layers,
     by_layer,
     changes,
     kinds_of_layers,
     layer_in,
     other_names,
+    undeclared,
 )
 from decoder_steps import steps_for
 from transformers.models.auto import modeling_auto
@@ -39,6 +41,7 @@ from vrambudget.models.parts.latent import WIDTHS, widths_of
 from vrambudget.program.form import Program
 from vrambudget.program.writing import written
 from vrambudget.recording.keys import OF_FILES, Values
+from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Probe, RecordedModel, program_of
 from vrambudget.recording.rows import changed_operations, inserted, kinds_of
 from vrambudget.recording.runs import RATES, recording
@@ -84,7 +87,10 @@ _OF_LATENT: Mapping[str, tuple[int, ...]] = {
 
 
 def _of_type(values: Values) -> Mapping[str, tuple[int, ...]]:
-    return _OF_LATENT if _LATENT in values else _OF_EXPERTS
+    if _LATENT in values:
+        return _OF_LATENT
+    in_groups = "n_group" in values
+    return {k: v for k, v in _OF_LATENT.items() if k != "cached"} if in_groups else _OF_EXPERTS
 
 
 _JITTER = "router_jitter_noise"
@@ -128,6 +134,8 @@ def record_decoder(model_type: str) -> Program:
     forms = [*FORMS[model_type]()] if model_type in FORMS else []
     said = forms[0][1] if forms else {}
     full |= said
+    if share == 1 and not any(_accepts(full, way) for way in _WIDTHS):
+        del full["partial_rotary_factor"]  # no part of a head is left as it is
     width = next(way for way in _WIDTHS if _accepts(full, way))
     program, base = _layer_of(full, width=width)
     switches = [] if forms else [*_switches(full, own, base, width=width)]
@@ -140,27 +148,16 @@ def record_decoder(model_type: str) -> Program:
         layers.append(probe)
     if "mlp_only_layers" in own:
         program.when["mlp"] = ["experts"]
-    flags = [row for row in switches if type(row[1]) is bool]
-    for rows in [*((row,) for row in switches), *combinations(flags, 2)]:
-        own_keys = full | {k: v for *_, changed in rows for k, v in changed.items()}
-        try:
-            other, _ = _layer_of(own_keys, width=width)
-        except VramBudgetError:  # Phi's norms of heads take no other width
-            other, _ = _layer_of(own_keys, width="square")
-        other.when = program.when | {key: [instead] for key, _, instead, _ in rows}
-        program.variants.append(other.variant())
+    deciding = {*_add_switched(program, full, switches, width=width)}
     if "mlp_only_layers" in own:
         dense, _ = _layer_of({**full, "mlp_only_layers": [0, 1, 2]}, width=width)
         dense.when = {"mlp": ["dense"]}
         program.variants.append(dense.variant())
-    called = {name: key for key, name in names.items()}
-    usual = {
-        k: getattr(type(config), called.get(k, k), own[k])
-        for k in FIELDS
-        if k in own and (own[k], k) != (None, "num_experts_per_tok")
-    }
+    usual = _usual(config, own, names)
     usual |= rates | biases | {k: own[k] for k in said if k in own and k not in FIELDS}
     usual |= {key: value for key, value, *_ in switches if own.get(key) is value}
+    deciding |= {*_deciding(full, own, base, width=width)} - {*usual, *aliases}
+    usual |= {key: own[key] for key in sorted(deciding)}
     buffers = {name for name, *_ in base.recording.facts["buffers"]}
     heads = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     program.source |= {
@@ -174,6 +171,7 @@ def record_decoder(model_type: str) -> Program:
         "tasks": ["causal-lm", *(["seq-cls"] if model_type in heads else [])],
         "special_tokens": 1 + (own["bos_token_id"] is not None),
         **({"aliases": aliases} if aliases else {}),
+        **({"fixed": sorted(deciding)} if deciding else {}),
         "width": width,
         "embedding": "scaled" if "model.embed_tokens.embed_scale" in buffers else "plain",
         "tables": base.recording.facts["tables"],
@@ -186,6 +184,42 @@ def record_decoder(model_type: str) -> Program:
     }
     program.source |= kinds_of_layers(own, base) | around_layers(program, base)
     return program
+
+
+_Switch = tuple[str, Any, Any, Values]
+"""A key, its value, another one, and the keys to record that with."""
+
+
+def _add_switched(
+    program: Program, full: Values, switches: Sequence[_Switch], *, width: str
+) -> Iterator[str]:
+    """Add a variant for each switch that is turned, and for each two; yield those that fit none."""
+    flags = [row for row in switches if type(row[1]) is bool]
+    unfit = set[str]()
+    for rows in [*((row,) for row in switches), *combinations(flags, 2)]:
+        if unfit & {key for key, *_ in rows}:
+            continue
+        own_keys = full | {k: v for *_, changed in rows for k, v in changed.items()}
+        try:
+            other, _ = _layer_of(own_keys, width=width)
+        except UnfitError:  # StableLM's norms, one for each head
+            unfit |= {key for key, *_ in rows}
+            continue
+        except VramBudgetError:  # Phi's norms of heads take no other width
+            other, _ = _layer_of(own_keys, width="square")
+        other.when = program.when | {key: [instead] for key, _, instead, _ in rows}
+        program.variants.append(other.variant())
+    yield from unfit
+
+
+def _usual(config: Any, own: Values, names: Mapping[str, str]) -> Values:
+    """Return the keys that types share, with this type's defaults."""
+    called = {name: key for key, name in names.items()}
+    return {
+        k: getattr(type(config), called.get(k, k), own[k])
+        for k in FIELDS
+        if k in own and (own[k], k) != (None, "num_experts_per_tok")
+    }
 
 
 def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
@@ -211,7 +245,7 @@ def _turned(full: Values, at: int) -> Values:
     turned = {k: sizes[at] for k, sizes in _of_type(full).items() if full.get(k) is not None}
     share = full.get("partial_rotary_factor")
     if share is not None and not at % 4:
-        turned["partial_rotary_factor"] = share * 1.5
+        turned["partial_rotary_factor"] = share * (1.5 if 2 * share >= 1 else 2)  # of even width
     return full | turned
 
 
@@ -222,9 +256,7 @@ def _is_rate(key: str) -> bool:
     return ("drop" in key or "softcap" in key) and not key.startswith(_OF_NO_LAYER)
 
 
-def _switches(
-    full: Values, own: Values, base: Probe, *, width: str
-) -> Iterator[tuple[str, Any, Any, Values]]:
+def _switches(full: Values, own: Values, base: Probe, *, width: str) -> Iterator[_Switch]:
     """Yield those changes of keys that decide what a layer does."""
     for key, usual, instead, changed in changes(full, own, base):
         try:
@@ -238,6 +270,21 @@ def _switches(
         )
         if a != b or _parameters_in(layer, base) != _parameters_in(layer, other):
             yield key, usual, instead, changed
+
+
+def _deciding(full: Values, own: Values, base: Probe, *, width: str) -> Iterator[str]:
+    """Yield the keys with which a layer does something else: they have to be as they were."""
+    as_base = kinds_of(base.recording), _parameters_in(layer_in(base), base)
+    for key in undeclared(full, own, base):
+        value = another(own[key])
+        try:
+            other = _probe({**full, key: value}, _SIZES[0], "bf16", width=width)
+        except VramBudgetError:
+            yield key
+            continue
+        found = kinds_of(other.recording), _parameters_in(layer_in(other), other)
+        if value is None or found != as_base:
+            yield key
 
 
 def _sizes_of(sizes: Sequence[int], *, width: str) -> dict[str, int]:
@@ -289,6 +336,7 @@ def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) ->
         "loss": None,
         "outputs": [heard.facts["hidden"]],
         "tables": heard.facts.get("tables"),
+        "positions": heard.facts["positions"],
     }
     return Probe(found, precision, made)
 

@@ -99,7 +99,8 @@ def steps_for(model_type: str, rows: int, past: int) -> Iterator[_Heard]:
 
     def with_cache(module: Any, inputs: Any) -> Any:
         v = empty((rows, int(inputs["input_ids"].shape[1])), int64)
-        _heard[-1].temporaries[id(v)] = _heard[-1].fresh(), v
+        heard.facts["positions"] = _heard[-1].fresh()
+        _heard[-1].temporaries[id(v)] = heard.facts["positions"], v
         cache = _KeysAndValues()
         cache.past = past
         own = {"position_ids": traced(v), "past_key_values": cache}

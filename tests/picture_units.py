@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from vrambudget.program.form import Row
-from vrambudget.program.unfold import makes
+from vrambudget.program.rows import makes
 
 
 def with_units(code: Sequence[Row], checkpointed: Sequence[str]) -> list[Row]:

@@ -23,7 +23,7 @@ from vrambudget.recording.runs import traced
 
 TYPES = sorted(path.stem for path in RECORDED.glob("*.program"))
 SMALL = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 999}
-OLD = {"falcon", "gpt2", "gpt_neox", "opt"}  # types without keys for groups of heads
+OLD = {"falcon", "gpt2", "gpt_neox", "opt", "persimmon"}  # types without keys for groups of heads
 LATENT = {"deepseek_v2", "deepseek_v3"}
 
 
@@ -34,7 +34,9 @@ def small(model_type):
 
 
 REHEARSED = [
-    record for record in records_of("model_types.jsonl") if record["model"]["model_type"] in TYPES
+    record
+    for record in records_of("model_types.jsonl") + records_of("programs.jsonl")
+    if record["model"]["model_type"] in TYPES
 ]
 
 

@@ -20,7 +20,6 @@ from typing import Any, get_args
 from vrambudget.config.fields.training import LoopName
 from vrambudget.config.job import Job
 from vrambudget.config.record import FOUND, check_keys, job_of_record
-from vrambudget.config.record_inference import is_inference
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.files import RESULT_BYTES, read_file
@@ -163,7 +162,7 @@ def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
     with suppress(NotModelledError):
         asked = job_of_record(job)
         resolved = asked.resolve(with_head(config_of(found), found, asked.task).for_job(asked))
-        if resolved.block != asked.block and not is_inference(job):
+        if resolved.block != asked.block and asked.mode != "generate":
             raise VramBudgetError("the job has no block", hint="its sequences' length in tokens")
     if job["model"] == "nanogpt":  # the runner knows that one by name
         return dict(job)

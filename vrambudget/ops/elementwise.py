@@ -188,7 +188,17 @@ def gelu_fast(a: Tensor) -> Tensor:
     return mul(half, add_scalar(tanh(mul(mul_scalar(a), add_scalar(mul(mul_scalar(a), a))))))
 
 
-Activation = Literal["gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"]
+def relu2(a: Tensor) -> Tensor:
+    """Return relu(a) squared as transformers' ReLUSquaredActivation composes it (activations.py).
+
+    torch.square is a power to autocast, so float32 there.
+    """
+    return pow_scalar(relu(a))
+
+
+Activation = Literal[
+    "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "silu", "swish"
+]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
@@ -196,6 +206,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": gelu_new,
     "gelu_pytorch_tanh": gelu,
     "relu": relu,
+    "relu2": relu2,
     "silu": silu,
     "swish": silu,
 }

@@ -9,7 +9,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.program.effects import General
 from vrambudget.program.form import Program, Row, is_tensor
 from vrambudget.program.operand_types import TypedByOperands
-from vrambudget.program.unfold import makes, reads
+from vrambudget.program.rows import makes, reads
 from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose
 

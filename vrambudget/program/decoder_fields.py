@@ -56,6 +56,7 @@ _TYPES: dict[str, Any] = {
     "use_bidirectional_attention": Literal[False] | None,
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _CAP),
     "mlp_only_layers": tuple[int, ...] | None,
+    "mlp_layer_types": tuple[Literal["dense", "sparse"], ...] | None,
     "first_k_dense_replace": Annotated[int, Field(ge=0)],
     "topk_method": Literal["greedy", "group_limited_greedy"],
     "router_jitter_noise": Annotated[float, Field(ge=0)],
@@ -69,6 +70,8 @@ def annotations(source: Mapping[str, Any]) -> dict[str, Any]:
     for base in kinds_of(source):
         declared |= base.__annotations__
     own = source["fields"].items()
+    fixed = dict.fromkeys(source.get("fixed", ()), Any)
+    declared |= fixed
     return {k: declared.get(k) or _annotation(k, v) for k, v in own if k not in _OF_WINDOWS}
 
 

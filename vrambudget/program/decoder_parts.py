@@ -15,7 +15,7 @@ from vrambudget.models.parts.attention import EagerAttention, attend, eager_atte
 from vrambudget.program.bound import Bound, Env, Step
 from vrambudget.program.form import Program, Row, with_paths
 from vrambudget.program.layers import ENDS, Forward, PlayState, steps_of
-from vrambudget.program.unfold import makes, reads
+from vrambudget.program.rows import makes, reads
 from vrambudget.program.values import Values
 
 

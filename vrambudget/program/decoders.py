@@ -12,16 +12,18 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
+from vrambudget.config.settings import show
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.models import RECORDED, config_class
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.decoder import DecoderConfig, Drops
 from vrambudget.models.parts.latent import LatentConfig, cached, widths_of
-from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm, Norm, ScaledEmbedding
+from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm, ScaledEmbedding
 from vrambudget.models.parts.moe import MoeCausalLM, MoeConfig
 from vrambudget.models.parts.rotary import (
     AlphaRotaryEmbedding,
@@ -31,14 +33,16 @@ from vrambudget.models.parts.rotary import (
 )
 from vrambudget.ops import creation
 from vrambudget.program.bound import Env
-from vrambudget.program.decoder_experts import PlayedRouter
 from vrambudget.program.decoder_fields import annotations, kinds_of
-from vrambudget.program.decoder_parts import Parts, Pass, ProgramPart
+from vrambudget.program.decoder_modules import PlayedNorm, PlayedRouter
+from vrambudget.program.decoder_parts import Parts, Pass
 from vrambudget.program.form import Program
+from vrambudget.program.keys import TRACED
 from vrambudget.program.player import KINDS, WITH_BIAS
 from vrambudget.program.values import Values, operation
 
 _OF_CLASS = {"full_every", "makes_both_masks", "head_bias", "names", "rotary_first"}
+_OF_CLASS |= {"reads_positions"}
 
 _TABLES = {"float32": Float32RotaryEmbedding, "complex64": ComplexRotaryEmbedding}
 """What makes rotary tables of a type that is not the embeddings'."""
@@ -95,30 +99,6 @@ Weights = list[tuple[str, Callable[[], Tensor]]]
 """The weights and buffers of a layer, each with what allocates it."""
 
 
-class PlayedNorm(Norm):
-    """A module of a few operations, a norm, whose forward pass is a program's."""
-
-    def __init__(self, part: ProgramPart, state: Pass | None = None) -> None:
-        self.played = part, state
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., C] -> [..., C]."""
-        part, state = self.played
-        if state is None:
-            batch, length, width = hidden_states.shape
-            sizes = {"batch": batch, "length": length, "hidden_size": width}
-            state = Pass(paths={"": self.path}, sizes=sizes, dtype=hidden_states.dtype)
-        env: Env = {name: getattr(self, name[1:].rpartition(".")[2]) for name in part.fixed}
-        env[part.inputs[0]] = hidden_states
-        outer = state.dtype, state.keeps
-        state.dtype, state.keeps = hidden_states.dtype, True  # a norm returns what it is given
-        try:
-            y: Tensor = part.run(env, state, training=self.training)
-        finally:
-            state.dtype, state.keeps = outer
-        return y
-
-
 class PlayedDecoderLayer(CheckpointedLayer):
     """A layer whose forward pass is the program's."""
 
@@ -128,11 +108,14 @@ class PlayedDecoderLayer(CheckpointedLayer):
         state = Pass(number=number, said=config.said)
         self.played = state, config, parts
         self.form = id(parts)  # layers of several kinds are not identical
+        fixed = {*parts.layer.fixed}  # read here, or by an inner module that has none such
+        for path, inner in parts.layer.inner.items():
+            fixed |= {name for name in inner.fixed if name[1:].rpartition(".")[0] != path}
         for name, allocated in weights:
             path, _, last = name.rpartition(".")
             owner = self._module(path)
             setattr(owner, last, allocated())
-            if f"@{name}" in parts.layer.fixed:  # others' modules may be replaced
+            if f"@{name}" in fixed:  # others' modules may be replaced
                 state.owners[f"@{name}"] = owner, last
         for path, kind in parts.kinds.items():
             if kind == "Dropout":  # a loop may switch modules off
@@ -173,7 +156,6 @@ class PlayedDecoderLayer(CheckpointedLayer):
         past_key_values: Cache | None = None,
     ) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
-        del position_ids  # held by who calls
         state, config, parts = self.played
         state.prepare(self)
         state.cache = past_key_values
@@ -186,6 +168,8 @@ class PlayedDecoderLayer(CheckpointedLayer):
         part = parts.layer
         env: Env = state.parameters(part.fixed)
         given: Any = hidden_states, *rotary, mask  # without a mask its name is None's
+        if config.reads_positions:
+            given = *given, position_ids
         env.update(zip(part.inputs, given, strict=True))
         try:
             y: Tensor = part.run(env, state, training=self.training)
@@ -208,6 +192,8 @@ class PlayedDecoderConfig(DecoderConfig):
 
     program: ClassVar[Program]
     variants: ClassVar[list[tuple[Mapping[str, Any], Parts]]]
+    reads_positions: ClassVar[bool] = False
+    """Whether a layer's own code reads positions, besides what rotary tables have of them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the values: the class is made of its program where they are read."""
@@ -286,13 +272,24 @@ class PlayedDecoderConfig(DecoderConfig):
         """Return a layer's weights: without the biases that a key leaves out."""
         biases = self.program.source["biases"].items()
         left_out = {f"{x}.bias" for key, paths in biases if not getattr(self, key) for x in paths}
-        values = Values({**self._widths(), "rotary_width": self.rotary_width}, float32, None)
-        dtype = context.options.dtype
+        sizes = {**self._widths(), "rotary_width": self.rotary_width}
+        values = Values(sizes, context.options.dtype, None)
         rows = [(w, v) for w, v in parts.built if w in _ALLOCATED and v[0] not in left_out]
-        return [(v[0], partial(_ALLOCATED[w], tuple(values.of(v[2])), dtype)) for w, v in rows]
+        return [
+            (v[0], partial(_ALLOCATED[w], tuple(values.of(v[2])), values.of(v[3]))) for w, v in rows
+        ]
 
     def make_layers(self) -> list[CheckpointedLayer]:
-        """Return all layers, their weights allocated."""
+        """Return all layers, their weights allocated.
+
+        Raises NotModelledError where a key is not as it was recorded.
+        """
+        source = self.program.source
+        for key in source.get("fixed", ()):
+            if (came := getattr(self, key)) != (usual := source["fields"][key]):
+                raise NotModelledError(
+                    f"{key} is {show(came)}; it was recorded as {show(usual)}", hint=TRACED
+                )
         every = [self.parts(i) for i in range(self.num_hidden_layers)]
         weights = {parts: self.weights(parts) for parts in dict.fromkeys(every)}
         return [PlayedDecoderLayer(self, i, p, weights[p]) for i, p in enumerate(every)]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from vrambudget.errors import NotModelledError
 from vrambudget.program.bound import names_read
 from vrambudget.program.form import Row, with_paths
-from vrambudget.program.unfold import makes
+from vrambudget.program.rows import makes
 
 
 def without_head(code: Iterable[Row], stack: str) -> tuple[list[Row], str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from vrambudget.program.form import COUNT, Program, Row
-from vrambudget.program.unfold import makes
+from vrambudget.program.rows import makes
 
 _SCALAR = ["tensor", ["new", 0], [], "~float32"]
 _NEW = ["new", 0, [], "~float32", "div", None]

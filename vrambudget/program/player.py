@@ -123,7 +123,8 @@ class Played(Module):
         """Return how the model is built, with what the configuration says."""
         for key, value, rows in self._program.builds:
             if self._said.get(key) == value:
-                return rows
+                own: list[Row] = rows
+                return own
         return self._program.built
 
     def forward(self, **batch: Tensor) -> Outputs:

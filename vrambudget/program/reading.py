@@ -27,7 +27,7 @@ from vrambudget.program.form import (
     is_tensor,
     whole,
 )
-from vrambudget.program.unfold import moved, renamed
+from vrambudget.program.rows import moved, renamed
 
 _OF_STACK = 6  # words: path, depth, first, period, recorded, checkpoints
 _FORMS = {2, FORM}  # 2: one program alone, or nothing that `only` would say

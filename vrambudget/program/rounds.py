@@ -9,7 +9,8 @@ from typing import Any
 
 from vrambudget.errors import TooLargeError
 from vrambudget.program.form import Row
-from vrambudget.program.unfold import MOST_ROWS, makes, renamed
+from vrambudget.program.rows import makes, renamed
+from vrambudget.program.unfold import MOST_ROWS
 from vrambudget.program.values import Values
 
 

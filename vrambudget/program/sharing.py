@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from vrambudget.program.form import Row
-from vrambudget.program.unfold import makes, renamed, tensors
+from vrambudget.program.rows import makes, renamed, tensors
 
 Placed = tuple[list[Any] | None, Row]
 """An instruction and the state that it runs in: what its `at` says."""

@@ -22,8 +22,8 @@ from vrambudget.program.form import (
     Row,
     is_of,
 )
+from vrambudget.program.rows import moved
 from vrambudget.program.sharing import Placed, SharedLine, together
-from vrambudget.program.unfold import moved
 
 
 def written(program: Program) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vrambudget.program.form import Row
-from vrambudget.program.unfold import makes, reads, renamed, tensors
+from vrambudget.program.rows import makes, reads, renamed, tensors
 from vrambudget.recording.merging import UnfitError
 
 _PERIODS = (1, 2, 3, 4, 5, 6, 8)

@@ -6,7 +6,7 @@ PEFT knows the projections of a mixture of experts by their old names and transl
 
     Mixtral      gate, w1 and w3 (rank doubled, for both are one tensor), w2
     Qwen3-MoE    gate, gate_proj and up_proj (likewise), down_proj: no longer a dense layer's, or
-                 shared experts'. DeepSeek V2 and V3 as well
+                 shared experts'; DeepSeek, GLM 4.5, OLMoE and others as well
 
 The factors are cast to the weights' type at every forward. Where alpha is the rank, as for rank 16,
 gradients need no scaling.
@@ -39,18 +39,21 @@ _QWEN_LIKE: Mapping[str, str] = {
     "down_proj": "down_proj",
 }
 _PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "deepseek_v2": _QWEN_LIKE,
-    "deepseek_v3": _QWEN_LIKE,
-    "flex_olmo": _QWEN_LIKE,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "flex_olmo", "glm4_moe"), _QWEN_LIKE),
+    **dict.fromkeys(("hunyuan_v1_moe", "olmoe", "qwen3_moe", "solar_open"), _QWEN_LIKE),
     "mixtral": {
         "gate": "weight",
         "w1": "gate_up_proj",
         "w3": "gate_up_proj",
         "w2": "down_proj",
     },
-    "qwen3_moe": _QWEN_LIKE,
 }
-"""model_type: {a target's name: the parameter that holds it now}."""
+"""model_type: {a target's name: the parameter that holds it now}.
+
+Qwen3's are those of types whose conversion is called "qwen2_moe".
+
+Source: transformers/conversion_mapping.py (_MODEL_TO_CONVERSION_PATTERN), 5.17.
+"""
 
 
 def parameter_targets(model_type: str, targets: str | tuple[str, ...]) -> Mapping[str, str]:

@@ -174,6 +174,9 @@ class MoeConfig(DecoderConfig):
         own = vars(self)
         dense, step = own.get("mlp_only_layers") or (), own.get("decoder_sparse_step", 1)
         first = own.get("first_k_dense_replace", 0)
+        if "mlp_layer_types" in own:
+            kinds = own["mlp_layer_types"] or ["dense"] + ["sparse"] * self.num_hidden_layers
+            return bool(kinds[number] == "dense")
         return number < first or number in dense or (number + 1) % step != 0
 
     def problems(self) -> Iterator[str]:
@@ -184,3 +187,6 @@ class MoeConfig(DecoderConfig):
                 f"num_experts_per_tok is {self.num_experts_per_tok},"
                 f" but there are {self.experts} experts"
             )
+        kinds = vars(self).get("mlp_layer_types")
+        if kinds and len(kinds) != self.num_hidden_layers:
+            yield f"mlp_layer_types has {len(kinds)} layers of {self.num_hidden_layers}"
