@@ -215,11 +215,14 @@ def _add_switched(
 def _usual(config: Any, own: Values, names: Mapping[str, str]) -> Values:
     """Return the keys that types share, with this type's defaults."""
     called = {name: key for key, name in names.items()}
-    return {
+    found = {
         k: getattr(type(config), called.get(k, k), own[k])
         for k in FIELDS
         if k in own and (own[k], k) != (None, "num_experts_per_tok")
     }
+    if "intermediate_size" not in found:  # all layers have experts, as Solar's
+        found["intermediate_size"] = found["moe_intermediate_size"]
+    return found
 
 
 def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
