@@ -79,7 +79,7 @@ REPLICATED = {
     "views, unused parameters": {**VIEWS, "find_unused_parameters": True},
     "views, a static graph": {**VIEWS, "static_graph": True},
 }
-ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3"}
+ALTERNATING = {"cohere2", "exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3"}
 # of 20 layers; four, where nothing is said
 TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
 
