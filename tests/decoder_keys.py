@@ -156,6 +156,9 @@ FORMS: Mapping[str, Callable[[], Iterator[tuple[Values, Values]]]] = {
     "deepseek_v3": partial(_latent, {"rope_interleave": _BOTH}, {"norm_topk_prob": _BOTH}),
     "glm4_moe": partial(_with_dense, {"use_qk_norm": _BOTH}, {"norm_topk_prob": _BOTH}),
     "hy_v3": partial(_with_dense, by=_BY_LAYER),
+    "glm4_moe_lite": partial(
+        _latent, {"rope_interleave": _BOTH}, {"norm_topk_prob": _BOTH}, by=_BY_LAYER
+    ),
 }
 """Types with several keys that decide together what a layer does."""
 

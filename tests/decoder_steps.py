@@ -50,7 +50,9 @@ class _KeysAndValues(transformers.DynamicCache):
 def _attend(
     _module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **given: Any
 ) -> Any:
-    output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0)
+    lengths = query.v.shape[2], key.v.shape[2]  # of a prompt alone, keys' gradients are narrowed
+    own = None if lengths[0] == lengths[1] else empty((query.v.shape[0], 1, *lengths), bool_)
+    output, _none = attend(query.v, key.v, value.v, own, dropout_p=0.0)
     made = output, empty((1,), query.v.dtype)
     cap = {"softcap": given["softcap"]} if given.get("softcap") else {}
     return step(

@@ -24,7 +24,7 @@ from vrambudget.recording.runs import traced
 TYPES = sorted(path.stem for path in RECORDED.glob("*.program"))
 SMALL = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 999}
 OLD = {"falcon", "gpt2", "gpt_neox", "opt", "persimmon"}  # types without keys for groups of heads
-LATENT = {"deepseek_v2", "deepseek_v3"}
+LATENT = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite"}
 
 
 def small(model_type):

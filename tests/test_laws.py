@@ -61,6 +61,7 @@ TINY: dict[str, dict[str, Any]] = {
     "glm": {**GROUPED, "head_dim": 16},
     "glm4": {**GROUPED, "head_dim": 16},
     "glm4_moe": {**EXPERTS, "head_dim": 16, "n_routed_experts": 4, "moe_intermediate_size": 16},
+    "glm4_moe_lite": {k: v for k, v in LATENT.items() if k != "first_k_dense_replace"},
     "granite": GROUPED,
     "granitemoe": {**EXPERTS, "num_local_experts": 4},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},

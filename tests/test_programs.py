@@ -33,7 +33,7 @@ from vrambudget.tape.events import Purpose
 from vrambudget.tape.replay import replay
 from vrambudget.traced.config import traced_config
 
-DEEPER = {"glm4_moe_lite", "modernbert"}  # their records have two layers
+DEEPER = {"modernbert"}  # their records have two layers
 NESTED = {"swin"}  # whose record has checkpoints around checkpoints, which its program refuses
 PROGRAMS = {path.stem: path for path in RECORDED.glob("*.program")}
 RECORDS = [

@@ -39,7 +39,9 @@ _QWEN_LIKE: Mapping[str, str] = {
     "down_proj": "down_proj",
 }
 _PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "flex_olmo", "glm4_moe"), _QWEN_LIKE),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "flex_olmo", "glm4_moe", "glm4_moe_lite"), _QWEN_LIKE
+    ),
     **dict.fromkeys(("hunyuan_v1_moe", "olmoe", "qwen3_moe", "solar_open"), _QWEN_LIKE),
     "mixtral": {
         "gate": "weight",

@@ -231,11 +231,13 @@ class DecoderConfig(RotaryConfig):
 
     heads_share_width: ClassVar[bool] = False
     """Whether heads divide the hidden size even if they have a width of their own."""
+    heads_have_widths: ClassVar[bool] = False
+    """Whether heads' widths are keys of their own, and `head_dim` is none."""
 
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
         yield from super().problems()
-        if self.head_dim is None or self.heads_share_width:
+        if self.heads_share_width or (self.head_dim is None and not self.heads_have_widths):
             yield from divides(self, "num_attention_heads", into="hidden_size")
         if self.num_attention_heads % self.kv_heads:
             yield from divides(self, "num_key_value_heads", into="num_attention_heads")

@@ -46,6 +46,8 @@ class LatentConfig(MoeConfig):
     n_group: Size | None
     topk_group: Size | None
 
+    heads_have_widths = True
+
     @property
     def compresses_queries(self) -> bool:
         """Whether queries come from a latent of their own."""
