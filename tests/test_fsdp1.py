@@ -78,7 +78,7 @@ def test_evaluation_gives_all_layers_back():
         ({"reshard_after_forward": "some"}, "true, false or a number of ranks"),
         ({"parallel": "fsdp2", "use_orig_params": True}, "a setting of FSDP 1"),
         ({"parallel": "fsdp1+tp=2"}, "tensor parallelism with fsdp1"),
-        ({"parallel": "fsdp"}, "FullyShardedDataParallel is 'fsdp1'"),
+        ({"parallel": "fsdp"}, "fsdp1 FullyShardedDataParallel"),
     ],
 )
 def test_what_is_not_modelled_or_misplaced_is_refused_by_name(fields, says):

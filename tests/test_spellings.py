@@ -173,6 +173,7 @@ def test_every_word_stands_for_options_and_values_that_there_are(capsys):
 ROOT = Path(__file__).parents[1]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 OF_OTHERS = {
+    *("--gpus", "--vram"),  # what newcomers type, which has a tip
     *("--nproc-per-node", "--use-env", "--use_env"),  # torchrun's
     *("--num_processes", "--use_deepspeed", "--config_file"),  # accelerate's
     *("--deepspeed_config", "--num_gpus"),  # deepspeed's
