@@ -39,7 +39,8 @@ TINY = {
         "vision_config": {"num_hidden_layers": 2},
     },
     "deepseek_v2": {"num_hidden_layers": 2, "num_experts_per_tok": 2},
-    **dict.fromkeys(("glm4_moe", "hunyuan_v1_dense"), {"num_hidden_layers": 2, "head_dim": 128}),
+    "glm4_moe": {"num_hidden_layers": 2, "head_dim": 128},
+    "hunyuan_v1_dense": {"num_hidden_layers": 2, "head_dim": 128},
 }
 WITHOUT_SDPA = {"gpt_oss"}
 SIZES = {"batch": 4, "block": 32}
