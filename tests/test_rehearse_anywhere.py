@@ -492,6 +492,7 @@ def test_what_both_left_when_they_were_killed_at_once_ends_with_the_next(
     os.kill(supervisor, signal.SIGKILL)
     rehearsal.kill()
     rehearsal.wait()
+    assert all_end([supervisor])  # it holds the folder's lock until it is gone
     _, away, daemon = left
     assert is_alive(away)
     assert is_alive(daemon)
