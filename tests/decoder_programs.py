@@ -279,14 +279,16 @@ def _deciding(full: Values, own: Values, base: Probe, *, width: str) -> Iterator
     """Yield the keys with which a layer does something else: they have to be as they were."""
     as_base = kinds_of(base.recording), _parameters_in(layer_in(base), base)
     for key in undeclared(full, own, base):
-        value = another(own[key])
+        if (value := another(own[key])) is None:
+            yield key
+            continue
         try:
             other = _probe({**full, key: value}, _SIZES[0], "bf16", width=width)
         except VramBudgetError:
             yield key
             continue
         found = kinds_of(other.recording), _parameters_in(layer_in(other), other)
-        if value is None or found != as_base:
+        if found != as_base:
             yield key
 
 

@@ -70,8 +70,7 @@ def annotations(source: Mapping[str, Any]) -> dict[str, Any]:
     for base in kinds_of(source):
         declared |= base.__annotations__
     own = source["fields"].items()
-    fixed = dict.fromkeys(source.get("fixed", ()), Any)
-    declared |= fixed
+    declared |= dict.fromkeys(source.get("fixed", ()), Any)
     return {k: declared.get(k) or _annotation(k, v) for k, v in own if k not in _OF_WINDOWS}
 
 

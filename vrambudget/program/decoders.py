@@ -12,12 +12,10 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
-from vrambudget.config.settings import show
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.errors import NotModelledError
 from vrambudget.models import RECORDED, config_class
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.causal_lm import CausalLM
@@ -37,7 +35,7 @@ from vrambudget.program.decoder_fields import annotations, kinds_of
 from vrambudget.program.decoder_modules import PlayedNorm, PlayedRouter
 from vrambudget.program.decoder_parts import Parts, Pass
 from vrambudget.program.form import Program
-from vrambudget.program.keys import TRACED
+from vrambudget.program.keys import hold
 from vrambudget.program.player import KINDS, WITH_BIAS
 from vrambudget.program.values import Values, operation
 
@@ -286,10 +284,7 @@ class PlayedDecoderConfig(DecoderConfig):
         """
         source = self.program.source
         for key in source.get("fixed", ()):
-            if (came := getattr(self, key)) != (usual := source["fields"][key]):
-                raise NotModelledError(
-                    f"{key} is {show(came)}; it was recorded as {show(usual)}", hint=TRACED
-                )
+            hold(key, getattr(self, key), {"is": source["fields"][key]})
         every = [self.parts(i) for i in range(self.num_hidden_layers)]
         weights = {parts: self.weights(parts) for parts in dict.fromkeys(every)}
         return [PlayedDecoderLayer(self, i, p, weights[p]) for i, p in enumerate(every)]

@@ -52,7 +52,7 @@ def bound_keys(  # noqa: C901 - one rule a kind of key
             else:
                 sizes[key] = value
         elif "layers" not in rule:
-            _hold(key, value, rule)
+            hold(key, value, rule)
     for key, text in waiting.items():
         if not all_known(text, sizes):
             raise NotModelledError(f"{key} is missing: it follows from {text}", hint=TRACED)
@@ -100,7 +100,7 @@ def _holds_any(key: str, value: Any, rule: Mapping[str, Any]) -> bool:
     return False
 
 
-def _hold(key: str, value: Any, rule: Mapping[str, Any]) -> None:
+def hold(key: str, value: Any, rule: Mapping[str, Any]) -> None:
     """Raise NotModelledError where a key is not as it was recorded."""
     if _holds_any(key, value, rule):
         return

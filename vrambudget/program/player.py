@@ -237,9 +237,9 @@ class Played(Module):
         result = self._program.result.values()
         named = (self._rows.held(v if isinstance(v, list) else [v]) for v in result)
         kept = {name for names in named for name in names}
-        code = with_rounds(self._code(without), values)
-        if of_body:
-            code = iter(self._without_head(without)[0])
+        code = (
+            self._without_head(without)[0] if of_body else with_rounds(self._code(without), values)
+        )
         return (row for row in code if row[0] != "del" or row[1] not in kept)
 
     def _code(self, without: frozenset[str]) -> Iterator[Row]:

@@ -7,6 +7,7 @@ only the layers before the cycle ends with the last of them, where that does wha
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from vrambudget.errors import NotModelledError, TooLargeError
@@ -98,12 +99,14 @@ class Unfolded:
         self.has_rounds = any(word == "repeat" for word, _ in self.code)
         self.blocks: dict[Any, Any] = {}  # of the code, by what of it is played
         self._built: dict[int, list[Row]] = {}
-        self._by_layer: dict[str, str] = {}
+
+    @cached_property
+    def _by_layer(self) -> dict[str, str]:
+        return _forms(self.program.code)
 
     def forms(self, stack: RecordedStack) -> list[int]:
         """Return of each layer a number that layers share whose instructions are the same."""
         numbers: dict[str, int] = {}
-        self._by_layer = self._by_layer or _forms(self.program.code)
         own = {
             path: numbers.setdefault(form, len(numbers)) for path, form in self._by_layer.items()
         }
