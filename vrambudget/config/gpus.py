@@ -74,6 +74,7 @@ _SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
 _MULTI_GPU = re.compile(
     r"\s*(?:([1-9]\d{0,3})\s*[x\u00d7*]\s*)?([1-9]\d{0,5})\s*[x\u00d7*]\s*(\S.*)", re.IGNORECASE
 )
+_BETWEEN_GPUS = re.compile(r"[,+;&]")
 _COUNT_LAST = re.compile(r"(.*\d\S*?)\s*[x*:]\s*(\d{1,4})")  # "h100x8"
 _HOSTS = {"colab": "a t4, or an l4 or a100-40gb that costs", "kaggle": "2xt4 or a p100"}
 _HOSTS |= dict.fromkeys(("laptop", "notebook"), "a GPU with a name, such as 'rtx 4070 laptop'")
@@ -126,6 +127,7 @@ def find_gpu(text: str | Gpu) -> Gpu:
         return _sold_as(text, sold[1])
     if _EXACT.fullmatch(text):
         return _exact_size(text)
+    _check_one_kind(text)
     return _by_name(text)
 
 
@@ -151,9 +153,27 @@ def count_of_gpus(text: str) -> tuple[int, str]:
 
 
 def nodes_of_gpus(text: str) -> tuple[int, int, str]:
-    """Return how many machines a text means, of how many GPUs each, and which GPU."""
+    """Return how many machines a text means, of how many GPUs each, and which GPU.
+
+    Raises VramBudgetError for GPUs of several kinds ("2x16GB+24GB").
+    """
+    _check_one_kind(text)
     match = _MULTI_GPU.fullmatch(text)
     return (int(match[1] or 1), int(match[2]), match[3]) if match else (1, 1, text)
+
+
+def _check_one_kind(text: str) -> None:
+    parts = [part for part in _BETWEEN_GPUS.split(text) if part.strip()]
+    if len(parts) < 2:  # noqa: PLR2004 - a mix has two
+        return
+    counts, names = zip(*map(count_of_gpus, parts), strict=True)
+    least = min(names, key=lambda name: find_gpu(name).capacity_bytes).strip()
+    raise VramBudgetError(
+        f"{text.strip()!r} is a list of GPUs: a job is planned for GPUs of one kind",
+        where="gpu",
+        hint=f"--gpu {sum(counts)}x{least} takes each for the one with the least memory;"
+        " `vrambudget run` spreads a GGUF file over different GPUs",
+    )
 
 
 def on_nodes(text: str | None, nodes: int | None) -> str | None:
@@ -223,10 +243,6 @@ def _by_name(text: str) -> Gpu:
             hint = f"a GPU sold with that memory is '{asked_for}GB';"
         elif match := _COUNT_LAST.fullmatch(asked_for):
             hint = f"several GPUs are written {match[2]}x{match[1]};"
-        elif "," in asked_for or "+" in asked_for:
-            hint = (
-                "GPUs of one kind are planned for: name the one with the least memory, as 2x24GB;"
-            )
         elif asked_for in _HOSTS:
             hint = f"it has {_HOSTS[asked_for]};"
         raise VramBudgetError(
