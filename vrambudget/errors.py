@@ -11,7 +11,7 @@ and exits with 2. Any other exception that escapes is a bug.
 
 import builtins
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vrambudget.escaping import LINES, escaped
 
@@ -72,9 +72,18 @@ def check_name(name: str, where: str) -> None:
         )
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return "did you mean 'gpt2'?" with the nearest known words, or None if none is near."""
-    from difflib import get_close_matches  # noqa: PLC0415 - mistakes alone need it
+def did_you_mean(
+    word: str, known: Iterable[str], distance: Callable[[str], float] = lambda _: 0
+) -> str | None:
+    """Return "did you mean 'gpt2'?" with the nearest known words, or None if none is near.
 
-    near = get_close_matches(word, sorted(set(known)), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else None
+    The closest stands first: by `distance`, then what begins with the word, then by its letters.
+    """
+    from difflib import SequenceMatcher, get_close_matches  # noqa: PLC0415 - mistakes alone
+
+    def closest(name: str) -> tuple[float, bool, float, str]:
+        likeness = SequenceMatcher(None, name, word).ratio()
+        return distance(name), not name.startswith(word), -likeness, name
+
+    near = sorted(get_close_matches(word, {*known}, n=100, cutoff=0.6), key=closest)[:3]
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else None

@@ -21,6 +21,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
+from math import log
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -153,7 +154,14 @@ def near_names(name: str) -> str | None:
         more = f" and {len(begun) - _SHOWN} more" if len(begun) > _SHOWN else ""
         return f"there {'are' if len(begun) > 1 else 'is'} {', '.join(begun[:_SHOWN])}{more};"
     kin = (known for known in names if _are_kin(name.lower(), known))
-    return did_you_mean(name.lower(), kin)
+    size = _log_size(name)
+    return did_you_mean(name.lower(), kin, lambda known: size and abs(_log_size(known) - size))
+
+
+def _log_size(name: str) -> float:
+    """Return the logarithm of the parameters that a name says it has, "8b"; 0 where it does not."""
+    size = re.search(r"(?<![\d.])(\d+|\d+\.\d+)([bm])(?![a-z])", name.lower())
+    return log(float(size[1] or 0) * {"m": 1e6, "b": 1e9}[size[2]] or 1) if size else 0
 
 
 def _are_kin(name: str, other: str) -> bool:
