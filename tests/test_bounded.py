@@ -78,6 +78,7 @@ DIGITS = "9" * 5000
         ("a.yaml", "".join(f"k{n}: 1\n" for n in range(14_000)) + "k7: 2", "'k7' stands twice"),
         ("a.yaml", "a: {b: 1, c: [{d: 1, d: 2}]}", "'a.c[0].d' stands twice"),
         ("a.yaml", "lr: !!bool 'x'", "lr is 'x', which is no bool"),
+        ("a.yaml", "lr: !!null 'x'", "lr is 'x', which is no null"),
         ("a.yaml", 'lr: !!int ""', "lr is '', which is no int"),
         ("a.yaml", "lr: !!float ''", "lr is '', which is no float"),
         ("a.yaml", "lr: !!timestamp 'x'", "lr is 'x', which is no timestamp"),
@@ -88,10 +89,15 @@ DIGITS = "9" * 5000
         ("a.toml", f"lr = {DIGITS}", "lr is a number of 5,000 digits"),
         ("a.toml", "a" + ".a" * 400_000 + " = 1", "line 1 has more than 20 parts"),
         ("a.toml", "\n[" + '"a".' * 200_000 + "b]", "line 2 has more than 20 parts"),
-        ("a.toml", "a = " + "[" * 400_000, "nested without end"),
+        ("a.toml", "a = " + "[" * 400_000, "this is nested too deep: at most 64"),
         ("a.toml", "a = 2026-13-41", "not TOML"),
         ("a.json", f'{{"lr": [1, {DIGITS}]}}', "lr[1] is a number of 5,000 digits"),
-        ("a.json", '{"a":' * 100 + "1" + "}" * 100, "nested without end, or deeper than 64: a.a"),
+        (
+            "a.json",
+            '{"a":' * 100 + "1" + "}" * 100,
+            "what a.a.a holds is nested too deep: at most 64",
+        ),
+        ("a.json", '{"a":' * 100_000, "this is nested too deep: at most 64"),
         ("a.json", '{"' + "k" * 5000 + '": 1}', "has 5,000 characters"),
     ],
     ids=lambda value: value[:24].strip() if isinstance(value, str) else "",
@@ -113,7 +119,7 @@ def test_what_a_run_file_may_not_hold_is_an_error_at_once(tmp_path, name, text, 
 def test_values_are_checked_wherever_they_come_from():
     values = {"a": [1, {"b": None}]}
     values["a"].append(values)
-    with pytest.raises(VramBudgetError, match="nested without end"):
+    with pytest.raises(VramBudgetError, match="nested too deep"):
         find_model({"model_type": "gpt2", **values})
     check([[]] * 1000)
     with pytest.raises(VramBudgetError, match="more than 2,000,000 values"):

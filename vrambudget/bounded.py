@@ -32,8 +32,7 @@ class LongNumber(str):
 def read_json(text: str | bytes) -> Any:
     """Return what the text means, within the bounds. Raises ValueError, as json.loads does.
 
-    Raises RecursionError for lists without end, VramBudgetError for a key that stands twice in an
-    object, and for what is out of bounds.
+    Raises VramBudgetError for a key that stands twice in an object, and for what is out of bounds.
     """
     try:
         values = json.loads(text, object_pairs_hook=_object)
@@ -41,6 +40,8 @@ def read_json(text: str | bytes) -> Any:
         raise
     except json.JSONDecodeError:
         raise
+    except RecursionError:
+        raise too_deep() from None
     except ValueError:  # more digits than Python reads: which key is it?
         values = json.loads(text, object_pairs_hook=_object, parse_int=_whole)
     check(values)
@@ -56,7 +57,7 @@ def read_object(
     except VramBudgetError as error:
         error.where = where
         raise
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise VramBudgetError(f"{what} is not JSON: {error}", where=where) from None
     if not isinstance(values, dict):
         raise VramBudgetError(f"{what} is not a JSON object{so}", where=where)
@@ -115,7 +116,14 @@ def _beyond(path: Sequence[str | int], value: Any, left: int) -> VramBudgetError
         return VramBudgetError(f"{named} is a number of {digits:,} digits")
     if isinstance(value, str):
         return VramBudgetError(f"{named} is a text of {len(value):,} characters")
-    return VramBudgetError(f"this is nested without end, or deeper than {DEEPEST}: {named}")
+    return too_deep(f"what {keys_of(path[1:4])} holds")
+
+
+def too_deep(what: str = "this", levels: int = DEEPEST) -> VramBudgetError:
+    """Return the error for objects and lists within each other, without end perhaps."""
+    return VramBudgetError(
+        f"{what} is nested too deep: at most {levels} objects and lists within each other are read"
+    )
 
 
 def _whole(digits: str) -> int | LongNumber:

@@ -59,7 +59,7 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
     except VramBudgetError as error:  # a key that stands twice
         error.where = where
         raise
-    except (RecursionError, ValueError) as error:  # nested without end; digits without end
+    except ValueError as error:  # digits without end
         raise VramBudgetError(f"this is no configuration: {error}", where=where) from None
     if not isinstance(values, dict):
         raise VramBudgetError(

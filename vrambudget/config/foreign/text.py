@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vrambudget.bounded import LONGEST_NUMBER, check, read_json
+from vrambudget.bounded import LONGEST_NUMBER, check, read_json, too_deep
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import read_file
 
@@ -44,8 +44,6 @@ def read_values(path: Path) -> Any:
     except VramBudgetError as error:
         error.where = error.where or where
         raise
-    except RecursionError:
-        raise VramBudgetError("this is nested without end", where=where) from None
 
 
 def flat(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -77,6 +75,8 @@ def _toml(text: str) -> Any:
         values = tomllib.loads(text)
     except ValueError as error:  # a TOMLDecodeError, or a date that none is
         raise VramBudgetError(f"this is not TOML: {error}") from None
+    except RecursionError:
+        raise too_deep() from None
     check(values)
     return values
 

@@ -13,7 +13,7 @@ imported when a YAML file is read.
 from importlib import import_module
 from typing import Any
 
-from vrambudget.bounded import LONGEST_KEY, LONGEST_NUMBER, check, keys_of, twice
+from vrambudget.bounded import LONGEST_KEY, LONGEST_NUMBER, check, keys_of, too_deep, twice
 from vrambudget.errors import VramBudgetError
 
 _MOST_NODES = 30_000  # of a file of 10,000 keys; PyYAML makes some 15,000 a second
@@ -21,7 +21,8 @@ _DEEPEST = 30
 _CORE = "tag:yaml.org,2002:"
 _READ = {"null", "bool", "int", "float", "timestamp", "str", "seq", "map", "merge", "value"}
 _NUMBERS = {"int", "float"}
-_MADE = _NUMBERS | {"bool", "timestamp"}
+_MADE = _NUMBERS | {"null", "bool", "timestamp"}
+_NULLS = {"", "~", "null", "Null", "NULL"}
 
 
 def read_yaml(text: str) -> Any:
@@ -63,7 +64,7 @@ def read_yaml(text: str) -> Any:
 def _too_much(nodes: int) -> VramBudgetError:
     if nodes > _MOST_NODES:
         return VramBudgetError(f"this has more than {_MOST_NODES:,} values, its aliases counted")
-    return VramBudgetError("this is nested too deep: it may refer to itself")
+    return too_deep("this, which may refer to itself,", _DEEPEST)
 
 
 class _Checked:
@@ -104,13 +105,15 @@ class _Checked:
             raise VramBudgetError(
                 f"{keys_of(path) or 'this'} is a number of {len(node.value):,} digits"
             )
-        if kind not in _MADE:
+        if kind not in _MADE or (kind == "null" and node.value in _NULLS):
             return
-        try:
-            self.loader.construct_object(node)
+        try:  # PyYAML takes any text for a null
+            made = None if kind == "null" else self.loader.construct_object(node)
         except self.yaml_error:
             raise
         except Exception:  # noqa: BLE001 - PyYAML's constructors raise whatever Python does
+            made = None
+        if made is None:
             raise VramBudgetError(
                 f"{keys_of(path) or 'this'} is {node.value[:40]!r}, which is no {kind}"
-            ) from None
+            )
