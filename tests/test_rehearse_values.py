@@ -237,6 +237,29 @@ def test_a_router_spreads_tokens_over_experts_as_it_is_told(routing, counts, tru
     assert lines.splitlines() == ["None", f"{counts} {true} True", f"{counts} 1"]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "counts"),
+    [
+        ("scores.argmax(-1)", [2, 1, 1, 1]),
+        ("scores.max(dim=-1).indices", [2, 1, 1, 1]),
+        ("scores.argmax(0)", [4, 0, 0, 0]),  # along the rows
+        ("torch.rand(5, 300, device='meta').argmax(-1)", None),  # a token
+    ],
+)
+def test_a_router_that_sends_a_row_to_the_highest_score_spreads_rows_too(chosen, counts):
+    out = run_traced(f"""
+class MoE(torch.nn.Module):
+    def forward(self, scores):
+        return {chosen}
+
+chosen = MoE()(torch.rand(5, 4, device="meta"))
+print(known((chosen[:, None] == sent(0, 1, 2, 3)).sum(0)))
+print(known(chosen))
+""")
+    first, last = out.splitlines()
+    assert (last == "[150, 150, 150, 150, 150]") if counts is None else first == str(counts)
+
+
 def test_copies_to_unknown_memory_are_followed_where_that_is_asked_for():
     out = run_traced("""
 there = torch.empty(2, dtype=torch.long, device="meta")

@@ -12,8 +12,7 @@ By its name, or that of its function, it is one.
 
 Runs in the user's Python, 3.9 or later.
 
-Not modelled: one number read twice is two random ones; routers by another name, in compiled code,
-or that choose by `argmax`.
+Not modelled: one number read twice is two random ones; routers by another name or in compiled code.
 """
 
 # ruff: noqa: SLF001 - operations' own names
@@ -35,7 +34,7 @@ _FINITE = {"isfinite": 1, "isnan": 0, "isinf": 0}  # and what finite numbers ans
 _CHECKED = ("normal.Tensor_Tensor", "normal.float_Tensor")  # they read whether std >= 0
 _WRITING = ("bincount", "unfold_backward")  # their kernels write into zeros that they made before
 _DIFFERENT = ("_unique", "_unique2", "unique_consecutive", "unique_dim")
-_ROUTES = "aten::topk"
+_ROUTES = {"aten::topk": 1, "aten::max": 1, "aten::argmax": None}  # which result has the places
 _COMPARING = ("gt", "ge", "lt", "le", "eq", "ne")
 _DECIDING = (
     *(f"{name}.{kind}" for name in _COMPARING for kind in ("Scalar", "Tensor")),
@@ -80,8 +79,7 @@ class Assuming:
             yield from ((name, self._deciding) for name in _DECIDING)
             yield from ((_FOUND, self._finite), (_NUMBER, self._number), (_COPY, self._copied))
         else:
-            yield "topk", self._deciding
-            yield from ((name, self._sampled) for name in _SAMPLING)
+            yield from ((name, self._deciding) for name in ("topk", "max.dim", *_SAMPLING))
 
     def trust_distributions(self) -> None:
         """Let parameters that are not known be valid ones, which torch.distributions checks."""
@@ -170,29 +168,26 @@ class Assuming:
             unknown = any(map(self._is_unknown, flat(args)))
             if not unknown or self.torch._C._functorch.maybe_current_level() is not None:
                 return self._below(op, keys, args, kwargs)
-            if known.name == _ROUTES and (k := _routed(args, kwargs)) and (router := _router()):
+            if (k := _routed(known.name, args, kwargs)) and (router := _router()):
                 out = self._below(op, keys, args, kwargs)
-                self._route(out[1], args[0].shape[-1], k)
+                of = _ROUTES[known.name]
+                self._route(out if of is None else out[of], args[0].shape[-1], k)
                 self.router = self.router or router
                 return out
-            if self.kind == ZEROS:
-                return self._below(op, keys, args, kwargs)
-            return self._decided(known, op, keys, args, kwargs)
-
-        return kernel
-
-    def _sampled(self, op: Any) -> Callable[..., Any]:
-        """Let a sampled token be from the middle of the vocabulary, where none ends a text."""
-
-        def kernel(keys: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
-            out = self._below(op, keys, (scores, *args), kwargs)
-            words = scores.shape[-1] if scores.ndim else 0
-            if words >= _VOCABULARY and self._is_unknown(scores) and self.values.is_new(out):
-                token = self.values.constant(list(out.shape), words // 2, out.dtype)
-                self._hold(out, token)
+            if self.kind != ZEROS:
+                return self._decided(known, op, keys, args, kwargs)
+            out = self._below(op, keys, args, kwargs)
+            if known.name.partition("::")[2] in _SAMPLING:
+                self._sampled(args[0], out)
             return out
 
         return kernel
+
+    def _sampled(self, scores: Any, out: Any) -> None:
+        """Let a sampled token be from the middle of the vocabulary, where none ends a text."""
+        words = scores.shape[-1] if scores.ndim else 0
+        if words >= _VOCABULARY and self.values.is_new(out):
+            self._hold(out, self.values.constant(list(out.shape), words // 2, out.dtype))
 
     def _decided(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation whose integers follow from what its numbers are assumed to be."""
@@ -259,10 +254,16 @@ class Assuming:
         self._hold(chosen, choices, true=self.routing is not None)
 
 
-def _routed(args: Any, kwargs: Any) -> int:
-    """Return how many experts a row is sent to, 0 where it is no router that asks."""
-    scores, k, *rest = args
-    dim = rest[0] if rest else kwargs.get("dim", -1)
+def _routed(name: str, args: Any, kwargs: Any) -> int:
+    """Return how many experts a row is sent to, 0 where it is no router that asks.
+
+    The highest of a vocabulary's scores is a token.
+    """
+    scores, *rest = args
+    k, last = (rest.pop(0), -1) if name == "aten::topk" else (1, None)
+    if name not in _ROUTES or (last is None and scores.shape[-1:] >= (_VOCABULARY,)):
+        return 0
+    dim = rest[0] if rest else kwargs.get("dim", last)
     is_last = dim in (-1, scores.ndim - 1)
     return k if scores.ndim > 1 and is_last and k <= scores.shape[-1] else 0
 
