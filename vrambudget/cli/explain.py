@@ -74,10 +74,8 @@ def _foreign(text: str, messages: Sequence[OomMessage], args: argparse.Namespace
     MPS has an allocator of its own, whose message has the same words in it; what vLLM says of its
     sampler explains the allocator's message before it.
     """
-    found = explain_foreign(text)
-    says_more = found is not None and found.message.startswith(("MPS", "occurred when warming"))
-    has_sizes = any(message.has_numbers for message in messages)
-    if found is None or (not says_more and has_sizes):
+    found = explain_foreign(text, has_sizes=any(message.has_numbers for message in messages))
+    if found is None:
         return None
     if args.format == "json":
         return json_text(asdict(found))

@@ -4,6 +4,7 @@ Each is known by its words. What its numbers mean is said in its own options' wo
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vrambudget.oom.known import KnownMessage, joined, known_messages
@@ -23,10 +24,14 @@ class ForeignExplanation:
     next_steps: tuple[str, ...]
 
 
-def explain_foreign(text: str) -> ForeignExplanation | None:
-    """Return what the first known message in a log means, None where there is none."""
+def explain_foreign(text: str, *, has_sizes: bool = False) -> ForeignExplanation | None:
+    """Return what the first known message in a log means, None where there is none.
+
+    Where PyTorch's allocator printed sizes, only the messages that say more count.
+    """
     text = "\n".join(part for _, part in excerpts(text))
-    found = _found(text) or _found(text.replace("\n", ""))  # a terminal breaks words, too
+    known = [each for each in known_messages() if each.beside_sizes or not has_sizes]
+    found = _found(known, text) or _found(known, text.replace("\n", ""))  # words are broken, too
     if not found:
         return None
     _, known, hit = min(found, key=lambda each: each[0])
@@ -34,12 +39,10 @@ def explain_foreign(text: str) -> ForeignExplanation | None:
     return ForeignExplanation(known.source, joined(hit[0])[:_MOST], what, steps)
 
 
-def _found(text: str) -> list[tuple[int, KnownMessage, re.Match[str]]]:
-    return [
-        (hit.start(), known, hit)
-        for known in known_messages()
-        if (hit := known.pattern.search(text))
-    ]
+def _found(
+    messages: Iterable[KnownMessage], text: str
+) -> list[tuple[int, KnownMessage, re.Match[str]]]:
+    return [(hit.start(), known, hit) for known in messages if (hit := known.pattern.search(text))]
 
 
 def render_foreign(explanation: ForeignExplanation) -> str:

@@ -30,6 +30,7 @@ class KnownMessage:
     what: tuple[str, ...]
     steps: tuple[str, ...]
     derive: Callable[[Names], Names]
+    beside_sizes: bool
 
     def explain(self, hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         """Return what happened, and what to do."""
@@ -59,6 +60,7 @@ def _message(values: Mapping[str, Any], lists: Mapping[str, list[str]]) -> Known
         tuple(values["what"]),
         tuple(step for some in steps for step in some),
         _DERIVED[values.get("derive", "")],
+        values.get("beside_sizes", False),
     )
 
 

@@ -53,33 +53,40 @@ _NOT_KNOWN = 2**63
 _LONGEST_MESSAGE = 2000  # characters without white space; eight other processes take 300
 
 _NUMBER = r"(?<!\d)(\d++(?:\.\d+)?)(bytes|[kmgt]ib|eb)"
-_START = re.compile(
-    r"(?:(?P<backend>cuda|hip)outofmemory\W{0,3})?triedtoallocate"
-    r"|allocationondevice"
-    r"|(?P<bare>cuda|hip)error:outofmemory"
-    r"|(?<=error:)(?P<short>cuda|hip)outofmemory",
-    re.IGNORECASE,
+_SIZE = re.compile(_NUMBER)
+_START = re.compile(  # which letters begin one is said first: that is four times as fast
+    r"(?=[chta])(?:(?:(cuda|hip)outofmemory\W{0,3})?triedtoallocate|allocationondevice"
+    r"|(cuda|hip)error:outofmemory|(?<=error:)(cuda|hip)outofmemory)"
 )
 _ERROR = re.compile(
     r"(torch\.cuda\.OutOfMemoryError|(?:torch\.)?OutOfMemoryError|torch\.AcceleratorError|RuntimeError)\W{0,3}$"
 )
-_GPU = re.compile(r"gpu(\d+)(?:;|has)|allocationondevice(\d+)", re.IGNORECASE)
-_PROCESS = re.compile(rf"process(\d+)has{_NUMBER}memoryinuse", re.IGNORECASE)
+_GPU = re.compile(r"gpu(\d+)(?:;|has)|allocationondevice(\d+)")
+_PROCESS = re.compile(rf"process(\d+)has{_NUMBER}memoryinuse")
 _LOGGED = re.compile(r"allocated[^\d\n]{0,20}(\d{1,15}(?:\.\d{1,9})?\s?[KMGT]i?B)\b", re.IGNORECASE)
-_FIELDS = {
-    name: re.compile("|".join(form.replace("N", _NUMBER) for form in forms), re.IGNORECASE)
-    for name, forms in {
-        "asked": ["triedtoallocate(?:morethan)?N", "requested:N"],
-        "capacity": ["totalcapaci?tyofN", "Ntotalcapacity", "devicelimit:N"],
-        "free": ["ofwhichNisfree", "Nfree[;)]", r"free\(accordingtocuda\):N"],
-        "this_process": ["thisprocesshasNmemoryinuse"],
-        "allowed": ["Nallowed;", r"memoryfraction\):N"],
-        "allocated": ["memoryNisallocatedby", "Nalreadyallocated", "currentlyallocated:N"],
-        "private_pools": ["withNallocatedinprivatepools"],
-        "unallocated": ["Nisreservedbypytorchbutunallocated", r"Ncached\)"],
-        "reserved": ["Nreservedintotal"],
-    }.items()
-}
+_FORMS = (  # of a size: its name, what stands before it and after it
+    ("asked", "triedtoallocate", ""),
+    ("asked", "triedtoallocatemorethan", ""),
+    ("asked", "requested:", ""),
+    ("capacity", "totalcapacityof", ""),
+    ("capacity", "totalcapactyof", ""),
+    ("capacity", "", "totalcapacity"),
+    ("capacity", "devicelimit:", ""),
+    ("free", "ofwhich", "isfree"),
+    ("free", "", "free;"),
+    ("free", "", "free)"),
+    ("free", "free(accordingtocuda):", ""),
+    ("this_process", "thisprocesshas", "memoryinuse"),
+    ("allowed", "", "allowed;"),
+    ("allowed", "memoryfraction):", ""),
+    ("allocated", "memory", "isallocatedby"),
+    ("allocated", "", "alreadyallocated"),
+    ("allocated", "currentlyallocated:", ""),
+    ("private_pools", "with", "allocatedinprivatepools"),
+    ("unallocated", "", "isreservedbypytorchbutunallocated"),
+    ("unallocated", "", "cached)"),
+    ("reserved", "", "reservedintotal"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +173,8 @@ def messages_in(text: str) -> list[OomMessage]:
 def _in_stream(rank: int | None, lines: list[LogLine]) -> Iterable[OomMessage]:
     """Yield the messages of one rank's lines."""
     compact, offsets = _squeeze(lines)
-    starts = [*_START.finditer(compact)]
+    small = compact.replace("İ", "I").lower()  # no other letter has more than one small one
+    starts = [*_START.finditer(small)]
     seen = 0
     for start, following in zip_longest(starts, starts[1:]):
         end = following.start() if following else len(compact)
@@ -175,18 +183,19 @@ def _in_stream(rank: int | None, lines: list[LogLine]) -> Iterable[OomMessage]:
         seen = at + 1
         error = _ERROR.search(compact, max(0, start.start() - 60), start.start())
         backend = next((g for g in start.groups() if g), "CUDA").upper()
-        body = compact[start.start() : min(end, start.start() + _LONGEST_MESSAGE)]
+        part = slice(start.start(), min(end, start.start() + _LONGEST_MESSAGE))
+        body, printed = small[part], compact[part]
         yield OomMessage(
             error=error[1] if error else None,
             backend=backend,
             line=lines[at].number,
             rank=rank,
             gpu=_gpu(body),
-            processes=_processes(body),
+            processes=_processes(body, printed),
             frames=frames_before(before),
             step=progress_before(before),
             logged_allocated=_logged_allocated(before),
-            **{name: _first(pattern, body) for name, pattern in _FIELDS.items()},
+            **_sizes(body, printed),
         )
 
 
@@ -199,17 +208,23 @@ def _squeeze(lines: list[LogLine]) -> tuple[str, list[int]]:
     return "".join(squeezed), offsets[:-1]
 
 
-def _first(pattern: re.Pattern[str], body: str) -> Printed | None:
-    match = pattern.search(body)
-    if match is None:
-        return None
-    number, unit = (group for group in match.groups() if group)
-    printed = Printed.read(number, unit)
-    return printed if printed.bytes < _NOT_KNOWN else None
+def _sizes(body: str, printed: str) -> dict[str, Printed | None]:
+    """Return the sizes that stand in one of their forms, by name; `printed` has large letters."""
+    found = dict[str, Printed | None]()
+    for match in _SIZE.finditer(body):
+        start, end = match.span()
+        for name, before, after in _FORMS:
+            if body.endswith(before, 0, start) and body.startswith(after, end):
+                size = Printed.read(match[1], printed[match.start(2) : end])
+                found.setdefault(name, size if size.bytes < _NOT_KNOWN else None)
+    return found
 
 
-def _processes(body: str) -> tuple[ProcessUse, ...]:
-    uses = (ProcessUse(int(m[1]), Printed.read(m[2], m[3])) for m in _PROCESS.finditer(body))
+def _processes(body: str, printed: str) -> tuple[ProcessUse, ...]:
+    uses = (
+        ProcessUse(int(m[1]), Printed.read(m[2], printed[m.start(3) : m.end(3)]))
+        for m in _PROCESS.finditer(body)
+    )
     return tuple(use for use in uses if use.used.bytes < _NOT_KNOWN)
 
 
