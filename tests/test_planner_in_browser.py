@@ -5,6 +5,7 @@ VRAMBUDGET_CHROMIUM names Chromium or Chrome, VRAMBUDGET_PYODIDE the folder of P
 
 import functools
 import http.server
+import json
 import os
 import threading
 from pathlib import Path
@@ -93,6 +94,24 @@ def test_nothing_is_wider_than_the_page(page, width):
     try:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     finally:
+        page.resize(1200, 900)
+
+
+def test_a_recipe_is_seen_whole_on_a_phone(page):
+    row = {"words": "QLoRA 16, checkpointing, adamw8bit (bitsandbytes)", "block": "1,024"}
+    row |= {"batch": "1,024", "peak": "11.69 GiB", "left": "11.69 GiB", "fields": {}}
+    row["costs"] = "4-bit weights; trains adapters alone; runs the forward pass again"
+    shown = json.dumps({"sentence": "", "recipes": [row], "notes": []})
+    page.resize(375, 812, is_phone=True)
+    page.evaluate("document.getElementById('plan').open = true")
+    page.evaluate(f"at('recipes').replaceChildren(...recipes({shown}))")
+    try:
+        inside, whole = page.evaluate(
+            "(e => [e.clientWidth, e.scrollWidth])(document.querySelector('#recipes .wide'))"
+        )
+        assert 0 < whole <= inside
+    finally:
+        page.evaluate("document.getElementById('plan').open = false")
         page.resize(1200, 900)
 
 

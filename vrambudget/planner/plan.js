@@ -22,7 +22,9 @@ function recipes({ sentence, recipes: found, notes }) {
       changed();
     };
     const cells = [button, block, batch, peak, left, costs];
-    return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+    const made = cells.map((cell) => make("td", {}, cell));
+    made.slice(1).forEach((cell, i) => (cell.dataset.head = head[i + 1])); // said there on a phone
+    return make("tr", {}, ...made);
   });
   const heading = make("tr", {}, ...head.map((name) => make("th", { textContent: name })));
   const table = make("table", {}, make("thead", {}, heading), make("tbody", {}, ...rows));
