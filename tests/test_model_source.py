@@ -94,7 +94,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
         pytest.param(b"\x80\x02}q\x00", "this is no text", id="binary"),
         pytest.param(b"[1, 2]", "this holds a list; it should be an object", id="list"),
         pytest.param(b"null", "this holds a NoneType; it should be an object", id="null"),
-        pytest.param(b"[" * 10**6, "this is no configuration", id="endless nesting"),
+        pytest.param(b"[" * 10**6, "this is nested too deep: at most 64", id="endless nesting"),
         pytest.param(
             b'{"a": ' + b"9" * 10**4 + b"}", "a is a number of 10,000 digits", id="digits"
         ),

@@ -839,6 +839,8 @@ def test_without_a_quantisation_the_best_on_gpus_alone_is_shown():
         (["qwen3-8b:Q4_0", "-c", "-1"], "context is -1"),
         (["qwen3-8b:Q4_0", "--ram", "much"], "is not a size"),
         (["nobody/nothing-GGUF:Q4_0"], "HF_HUB_OFFLINE is set"),
+        (["nobody/Qwen3-30B-A3B-GGUF:Q4_0"], "by its name: vrambudget run qwen3-30b-a3b:Q4_0"),
+        (["llama-3.1-8b.Q4_K_M.gguf"], "by its name: vrambudget run llama-3.1-8b:Q4_K_M"),
     ],
 )
 def test_what_cannot_run_is_an_error_with_a_way_out(words, message, capsys, monkeypatch):

@@ -238,7 +238,8 @@ def _by_name(text: str) -> Gpu:
         )
     if not rows:
         asked_for = text.strip().lower()
-        hint = did_you_mean(asked_for, [row.key for row in gpu_rows()])
+        near = did_you_mean(asked_for, [row.key for row in gpu_rows()])
+        hint = f"{near or ''}{' else ' if near else ''}write its memory, such as 12GB or 11.69GiB;"
         if whole_number(asked_for) in SOLD_AS:
             hint = f"a GPU sold with that memory is '{asked_for}GB';"
         elif match := _COUNT_LAST.fullmatch(asked_for):
@@ -248,7 +249,7 @@ def _by_name(text: str) -> Gpu:
         raise VramBudgetError(
             f"{text!r} is not a known GPU",
             where="gpu",
-            hint=f"{hint or 'write its memory, such as 11.69GiB;'} `vrambudget gpus` lists all",
+            hint=f"{hint} `vrambudget gpus` lists all",
         )
     row = min(rows, key=lambda row: row.sold_gb)
     others = tuple(other.key for other in rows if other is not row)

@@ -97,13 +97,18 @@ def _downloaded(repository: str) -> Path:
         raise _failure(repository, error) from None
 
 
+def is_offline() -> bool:
+    """Return whether HF_HUB_OFFLINE is set, as huggingface_hub reads it: "0" is not."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
 def _within_reach() -> bool:
     """Check within seconds whether the hub answers: huggingface_hub retries for half a minute."""
     import socket  # noqa: PLC0415 - slow to import, and rarely needed
     from urllib.parse import urlsplit  # noqa: PLC0415
     from urllib.request import getproxies  # noqa: PLC0415
 
-    if os.environ.get("HF_HUB_OFFLINE") or getproxies():
+    if is_offline() or getproxies():
         return True  # it says so itself; a proxy is its own matter
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:

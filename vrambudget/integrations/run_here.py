@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import card_names, gguf_names
+from vrambudget.config.cards import card_name, card_names, gguf_names
 from vrambudget.config.gpus import SOLD_AS, Gpu, count_of_gpus, find_gpu
 from vrambudget.config.model_config import load_config
 from vrambudget.config.other_gpus import other_gpu
@@ -34,7 +34,7 @@ from vrambudget.units import parse_bytes
 GGUF = ".gguf"
 _MXFP4 = "MXFP4_MOE"
 _KIND = re.compile(
-    r"(?:^|[-_:])((?:ud[-_])?(?:i?q\d|tq\d|mxfp|nvfp|b?f16|fp16|f32)\w*)$", re.IGNORECASE
+    r"(?:^|[-_:.])((?:ud[-_])?(?:i?q\d|tq\d|mxfp|nvfp|b?f16|fp16|f32)\w*)$", re.IGNORECASE
 )
 _SOLD = re.compile(r"\s*(\d+)\s*gb?\s*", re.IGNORECASE)
 _SITE = re.compile(
@@ -135,7 +135,11 @@ def _ram(ram: str | int | None, gpus: list[Gpu]) -> int | None:
 def models_of(model: ModelSource, kinds: Sequence[str] = KINDS + LOWER) -> Iterator[GgufModel]:
     """Yield the models that the text may mean: one, or each of `kinds`, if it names no type."""
     if isinstance(model, str | Path) and str(model).endswith(GGUF):
-        yield of_file(Path(model))
+        try:
+            yield of_file(Path(model))
+        except VramBudgetError as error:
+            error.hint = error.hint or (None if Path(model).exists() else _by_name(str(model)))
+            raise
         return
     name, kind = _with_kind(model)
     card = card_of(name) if isinstance(name, str) else {}
@@ -173,6 +177,16 @@ def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
     return text[: match.start()], match[1]
 
 
+def _by_name(file: str) -> str | None:
+    """Return what estimates a file or a repository that is not here, where its name is known."""
+    stem = re.sub(rf"(?i)[-.]{GGUF[1:]}\b", "", re.split(r"[/\\]", file)[-1])
+    name, kind = _with_kind(stem)
+    known_as = card_of(str(name)).get("name") or card_name(str(name))
+    if known_as is None:
+        return None
+    return f"by its name: vrambudget run {known_as}{f':{kind}' if kind else ''} --gpu GPU"
+
+
 def _table_of(found: FoundModel) -> Mapping[str, Any]:
     """Return the header's table of a configuration, whose class may say what it leaves out."""
     if not family_of(found.values).get("parsed"):
@@ -189,7 +203,12 @@ def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
     from vrambudget.serving.gguf_hub import hub_header, is_of_files  # noqa: PLC0415
 
     if isinstance(name, str) and is_of_files(name, kind):
-        header, file = hub_header(name, kind)
+        try:
+            header, file = hub_header(name, kind)
+        except VramBudgetError as error:
+            near = _by_name(f"{name}-{kind}" if kind else name)
+            error.hint = "; ".join(filter(None, (near, error.hint)))
+            raise
         return of_header(header, f"{name}:{kind}" if kind else name, file)
     found = known(name) if isinstance(name, str) else name
     try:

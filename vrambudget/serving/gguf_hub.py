@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from vrambudget.config.cards import card_of_repository
-from vrambudget.config.hub import REPOSITORY
+from vrambudget.config.hub import REPOSITORY, is_offline
 from vrambudget.errors import VramBudgetError
 from vrambudget.serving.gguf import PART, Gguf, joined, read_header
 
@@ -91,7 +91,7 @@ def _read(address: str, what: str, *, span: tuple[int, int] | None = None) -> by
     from urllib.request import Request, urlopen  # noqa: PLC0415
 
     hint = "with a network, or hand in the file: vrambudget run model.gguf --gpu GPU"
-    if os.environ.get("HF_HUB_OFFLINE") or not address.startswith(("https://", "http://")):
+    if is_offline() or not address.startswith(("https://", "http://")):
         raise VramBudgetError(f"{what} is on the hub, and HF_HUB_OFFLINE is set", hint=hint)
     headers = {"User-Agent": "vrambudget"}
     if token := os.environ.get("HF_TOKEN"):
