@@ -259,6 +259,12 @@ def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch):
     assert "the hub is out of reach" in refused("org/toy").message
 
 
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize("name", ["unsloth/Meta-Llama-3.1-8B-bnb-4bit", "org/llama-3.1-8b-AWQ"])
+def test_a_quantised_repository_that_is_not_here_names_its_base_model(name):
+    assert refused(name).hint.startswith("its base model is known here as llama-3.1-8b;")
+
+
 def test_a_key_that_stands_twice_is_named_with_its_file(tmp_path):
     file = tmp_path / "config.json"
     file.write_text('{"model_type": "gpt2", "n_layer": 2, "n_layer": 3}')

@@ -8,6 +8,7 @@ downloaded. A folder with the name of a model card is reached as `./gpt2`.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,10 @@ from vrambudget.files import home_of
 
 if TYPE_CHECKING:
     from vrambudget.config.foreign.run_file import RunFile
+
+_QUANTISED = re.compile(
+    r"[-_](unsloth-)?(bnb[-_]4bit|[48]bit|awq|gptq|gguf|int[48]|fp8).*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +217,13 @@ def _from_path(path: Path) -> FoundModel:
 def _from_hub(repository: str) -> FoundModel:
     if card := card_of_repository(repository):
         return _from_card(card)
-    values, file = read_config(hub_config(repository))
+    try:
+        config = hub_config(repository)
+    except VramBudgetError as error:
+        if base := card_name(_QUANTISED.sub("", repository.rpartition("/")[2])):
+            error.hint = f"its base model is known here as {base}; {error.hint}"
+        raise
+    values, file = read_config(config)
     return FoundModel(repository, str(file), values)
 
 
