@@ -7,6 +7,7 @@ from typing import Any
 
 from vrambudget.config.model_config import HARMLESS_VALUES, IGNORED_KEYS
 from vrambudget.program.form import Program, Row
+from vrambudget.recording.casts import home_of
 from vrambudget.recording.keys import Values
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.models import outermost
@@ -92,6 +93,19 @@ def around_layers(program: Program, base: Probe) -> Values:
     return {key: True for key, value in found.items() if value}
 
 
+def without_usual(model_type: str, own: Values, base: Probe) -> Values:
+    """Return how a type attends, makes masks and rotates, where that is not as usual."""
+    facts, found = base.recording.facts, dict[str, Any]()
+    if not vars(home_of(model_type))[facts["class"]]._supports_sdpa:  # noqa: SLF001 - its own
+        found["attentions"] = ["eager"]
+    if model_type not in BODIES and not facts["masks_by_position"]:
+        found["masks_by_position"] = False
+    if facts["has_half_tables"]:
+        found["has_half_tables"] = True
+    rope = own.get("rope_parameters", {}).get("rope_type", "default")
+    return found | ({"usual_rope": {"rope_type": rope}} if rope != "default" else {})
+
+
 def names_of(model: str, layers: str, norm: str, base: Probe) -> Values:
     """Return what modules are called that are called otherwise than Llama's."""
     first = base.recording.facts["parameters"][0][0].removeprefix(f"{model}.")
@@ -161,6 +175,20 @@ FORMS: Mapping[str, Callable[[], Iterator[tuple[Values, Values]]]] = {
     ),
 }
 """Types with several keys that decide together what a layer does."""
+
+
+EAGER = {"biogpt", "gpt2", "gpt_oss"}
+"""Types with their own way to attend by single operations."""
+
+_ALONE: Values = {}
+BODIES: Mapping[str, Callable[[], Iterator[tuple[Values, Values]]]] = {
+    "falcon": lambda: (
+        ({"alibi": [alibi], "attention": [way]}, {"alibi": alibi, "attention": way})
+        for alibi, way in product((False, True), ("sdpa", "eager"))
+    ),
+    **dict.fromkeys(("biogpt",), lambda: iter([(_ALONE, _ALONE)])),
+}
+"""Types around whose layers stands what Llama has not, and the keys that decide it."""
 
 
 def changes(full: Values, own: Values, base: Probe) -> Iterator[tuple[str, Any, Any, Values]]:

@@ -12,12 +12,14 @@ that its keys can give it.
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import transformers
-from decoder_cut import cut, is_in
+from decoder_cut import cut, cut_body, cut_eager, is_in
 from decoder_keys import (
+    BODIES,
+    EAGER,
     FIELDS,
     FOLLOWED,
     FORMS,
@@ -29,6 +31,7 @@ from decoder_keys import (
     layer_in,
     other_names,
     undeclared,
+    without_usual,
 )
 from decoder_steps import steps_for
 from transformers.models.auto import modeling_auto
@@ -38,7 +41,7 @@ from vrambudget.config.versions import installed_version
 from vrambudget.errors import VramBudgetError
 from vrambudget.models import RECORDED
 from vrambudget.models.parts.latent import WIDTHS, widths_of
-from vrambudget.program.form import Program
+from vrambudget.program.form import Program, Variant
 from vrambudget.program.writing import written
 from vrambudget.recording.keys import OF_FILES, Values
 from vrambudget.recording.merging import UnfitError
@@ -89,9 +92,17 @@ _OF_LATENT: Mapping[str, tuple[int, ...]] = {
 def _of_type(values: Values) -> Mapping[str, tuple[int, ...]]:
     if _LATENT in values:
         return _OF_LATENT
+    if values["model_type"] in BODIES.keys() | EAGER:
+        return {**_OF_EXPERTS, "cached": _OF_LATENT["cached"]}
     in_groups = "n_group" in values
     return {k: v for k, v in _OF_LATENT.items() if k != "cached"} if in_groups else _OF_EXPERTS
 
+
+_OF_BODIES = {
+    "vocab_size": (211, 211, 211, 211, 211, 211, 307, 401, 223, 263, 211, 211),
+    "max_position_embeddings": (150, 150, 150, 150, 170, 150, 190, 230, 270, 310, 150, 150),
+}
+"""Sizes of what stands around the layers."""
 
 _JITTER = "router_jitter_noise"
 """A key of what is done in training alone, and only where it is above 0."""
@@ -153,6 +164,12 @@ def record_decoder(model_type: str) -> Program:
         dense, _ = _layer_of({**full, "mlp_only_layers": [0, 1, 2]}, width=width)
         dense.when = {"mlp": ["dense"]}
         program.variants.append(dense.variant())
+    if bodies := [*_bodies(full, width=width)]:
+        for variant in program.every():
+            variant.when["part"] = ["layer"]
+        program.variants += bodies
+    if bodies and "positions" in (source := bodies[0].program.source):
+        program.source["positions"] = source["positions"]
     usual = _usual(config, own, names)
     usual |= rates | biases | {k: own[k] for k in said if k in own and k not in FIELDS}
     usual |= {key: value for key, value, *_ in switches if own.get(key) is value}
@@ -183,7 +200,23 @@ def record_decoder(model_type: str) -> Program:
         ),
     }
     program.source |= kinds_of_layers(own, base) | around_layers(program, base)
+    program.source |= without_usual(model_type, own, base)
     return program
+
+
+def _bodies(full: Values, *, width: str) -> Iterator[Variant]:
+    """Yield the programs of what stands around the layers, by how the model is called."""
+    for when, keys in BODIES.get(full["model_type"], tuple)():
+        for padded, placed in product((False, True), repeat=2):
+            body = {"padded": padded, "placed": placed}
+            usual = {key: sizes[0] for key, sizes in _OF_BODIES.items()}
+            program, _ = _layer_of({**full, **usual, **keys}, width=width, body=body)
+            program.when = {"part": ["body"], **{k: [x] for k, x in body.items()}, **when}
+            yield program.variant()
+    if full["model_type"] in EAGER:
+        program, _ = _layer_of(full, width=width, body={"eager": True})
+        program.when = {"part": ["eager"]}
+        yield program.variant()
 
 
 _Switch = tuple[str, Any, Any, Values]
@@ -225,12 +258,17 @@ def _usual(config: Any, own: Values, names: Mapping[str, str]) -> Values:
     return found
 
 
-def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
-    """Return the program of a layer with these keys, and its first recording."""
+def _layer_of(
+    full: Values, *, width: str, body: Mapping[str, bool] | None = None
+) -> tuple[Program, Probe]:
+    """Return the program of a layer with these keys, or of its body; and its first recording."""
     probes = [
-        _probe(_turned(full, at), sizes, _PRECISIONS.get(at, "bf16"), width=width)
+        _probe(_turned(full, at, body), sizes, _PRECISIONS.get(at, "bf16"), width=width, body=body)
         for at, sizes in enumerate(_SIZES)
     ]
+    if body is not None:
+        own_cut = cut_eager if "eager" in body else cut_body
+        return own_cut(program_of(probes, RecordedModel()), probes[0]), probes[0]
     other = _probe({**full, "hidden_act": "relu"}, _SIZES[0], "bf16", width=width)
     changed = changed_operations(
         probes[0].recording, other.recording, "elementwise.gelu", "elementwise.relu"
@@ -240,12 +278,14 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
         without = _probe({**full, _JITTER: 0.0}, _SIZES[0], "bf16", width=width)
         given = inserted(probes[0].recording, without.recording)
         model.given = dict.fromkeys(given or (), _JITTER)
-    return cut(program_of(probes, model), probes[0]), probes[0]
+    program = cut(program_of(probes, model), probes[0], has_body=full["model_type"] in BODIES)
+    return program, probes[0]
 
 
-def _turned(full: Values, at: int) -> Values:
+def _turned(full: Values, at: int, body: Any = None) -> Values:
     """Return keys with a recording's own sizes of experts, and another share of a head rotated."""
-    turned = {k: sizes[at] for k, sizes in _of_type(full).items() if full.get(k) is not None}
+    own = _of_type(full) | (_OF_BODIES if body is not None else {})
+    turned = {k: sizes[at] for k, sizes in own.items() if full.get(k) is not None}
     share = full.get("partial_rotary_factor")
     if share is not None and not at % 4:
         turned["partial_rotary_factor"] = share * (1.5 if 2 * share >= 1 else 2)  # of even width
@@ -313,8 +353,16 @@ def _accepts(full: Values, width: str) -> bool:
     return width == "square" or plain != widened or _LATENT in full
 
 
-def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) -> Probe:
-    found = _sizes_of(sizes, width=width) | {k: full[k] for k in _of_type(full) if k in full}
+def _probe(
+    full: Values,
+    sizes: Sequence[int],
+    precision: str,
+    *,
+    width: str,
+    body: Mapping[str, bool] | None = None,
+) -> Probe:
+    own_sizes = _of_type(full) | (_OF_BODIES if body is not None else {})
+    found = _sizes_of(sizes, width=width) | {k: full[k] for k in own_sizes if k in full}
     config = transformers.AutoConfig.for_model(full["model_type"])
     own = config.to_dict()
     called = {name: key for key, name in other_names(config, own).items()}
@@ -328,11 +376,12 @@ def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) ->
     no_keys = {"batch", "length", "rows", "heads_per_group", "cached", *WIDTHS}
     no_keys |= {"head_dim"} if width == "square" and "head_dim" not in own else set()
     sizes_of = {k: v for k, v in found.items() if k not in no_keys}
-    keys = {called.get(k, k): v for k, v in {**full, **sizes_of}.items() if k != "cached"}
+    of_job = {"cached", "attention"}
+    keys = {called.get(k, k): v for k, v in {**full, **sizes_of}.items() if k not in of_job}
     job = {"batch": found["batch"], "block": found["length"], "precision": precision}
-    job |= {"task": "causal-lm", "use_cache": False}
+    job |= {"task": "causal-lm", "use_cache": False, "attention": full.get("attention", "sdpa")}
     past = found.get("cached", found["length"]) - found["length"]
-    with steps_for(full["model_type"], found["rows"], past) as heard:
+    with steps_for(full["model_type"], found["rows"], past, **(body or {})) as heard:
         made = recording(keys, frozenset(map(called.get, sizes_of, sizes_of)), **job)
     if _LATENT not in full:  # a key of its own
         found["rotary_width"] = heard.facts.get("rotary_width", 0)
@@ -341,7 +390,9 @@ def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) ->
         "loss": None,
         "outputs": [heard.facts["hidden"]],
         "tables": heard.facts.get("tables"),
-        "positions": heard.facts["positions"],
+        "positions": made.facts["positions"] if body is not None else None,
+        "has_half_tables": heard.facts.get("has_half_tables", False),
+        **{k: x for k, x in heard.facts.items() if k in {"position_ids", "attention_mask"}},
     }
     return Probe(found, precision, made)
 

@@ -40,6 +40,7 @@ LATENT |= {
 }
 TINY: dict[str, dict[str, Any]] = {
     "arcee": {**GROUPED, "head_dim": 8},
+    "biogpt": DECODER,
     "bitnet": GROUPED,
     "cohere": {**GROUPED, "use_qk_norm": True},
     "cohere2": {**GROUPED, "head_dim": 16, "sliding_window": 8},

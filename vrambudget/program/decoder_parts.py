@@ -11,7 +11,13 @@ from typing import Any
 
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.context import context
-from vrambudget.models.parts.attention import EagerAttention, attend, eager_attention
+from vrambudget.models.parts.attention import (
+    EagerAttention,
+    attend,
+    eager_attention,
+    repeat_kv,
+)
+from vrambudget.models.parts.masks import causal_mask
 from vrambudget.program.bound import Bound, Env, Step
 from vrambudget.program.form import Program, Row, with_paths
 from vrambudget.program.layers import ENDS, Forward, PlayState, steps_of
@@ -29,6 +35,7 @@ class Pass(PlayState):
     dtype: DType = float32  # of the hidden states
     tables: DType = float32  # of cos and sin
     eager: EagerAttention = eager_attention
+    values: DType | None = None  # the type of a cache's values, where a type's own code attends
     keeps: bool = False  # linear layers return their input's type, not autocast's
 
 
@@ -45,7 +52,13 @@ class ProgramPart:
     """
 
     def __init__(
-        self, program: Program, rows: Sequence[Row], inputs: list[str], outputs: list[str]
+        self,
+        program: Program,
+        rows: Sequence[Row],
+        inputs: list[str],
+        outputs: list[str],
+        *,
+        is_module: bool = False,
     ) -> None:
         self.inputs, self._outputs = inputs, outputs
         self._program = program
@@ -57,7 +70,7 @@ class ProgramPart:
         self.experts, self._routed = found
         self._ends = [value for word, value in rows if word == "del"]
         self.inner: dict[str, ProgramPart] = {}
-        self._rows = rows if len(inputs) == 1 else [*self._with_modules(rows)]
+        self._rows = rows if is_module else [*self._with_modules(rows)]
         bound = _LayerBound(program, Values({}, float32, None), self._kinds)
         self.fixed = [*bound.parameters(self._rows)]
 
@@ -93,7 +106,7 @@ class ProgramPart:
             return [("module", [path, [*given], left]), *outside]
         order = dict(zip(self._routed[1:], (2, 1), strict=False))  # of what a router returns
         left.sort(key=lambda name: order.get(name, 0))
-        self.inner[path] = ProgramPart(self._program, inside, [*given], left)
+        self.inner[path] = ProgramPart(self._program, inside, [*given], left, is_module=True)
         return [("module", [path, [*given], left]), *outside]
 
     @property
@@ -111,11 +124,14 @@ class ProgramPart:
         autocast = None if before[2] is None or state.keeps else before[2].dtype
         sizes = (x if isinstance(x, int) else id(x) for x in state.sizes.values())
         key = *sizes, state.dtype, state.tables, autocast, *state.said.values(), training
+        key = (*key, state.values)
         if key not in self._steps:
             if len(self._steps) >= _MOST:
                 self._steps.clear()
             values = Values(state.sizes, state.dtype, autocast, state.said, state.tables)
-            bound = _LayerBound(self._program, values, self._kinds)
+            if by_operands := state.values is not None:
+                values = values.with_type("C", state.values)
+            bound = _LayerBound(self._program, values, self._kinds, by_operands=by_operands)
             rows = self._rows_for(state.said, training=training)
             self._steps[key] = state.sizes, [*steps_of(bound, rows)]
         outer, state.run = state.run, Forward(before[0], before[1], before[2], training)
@@ -153,13 +169,31 @@ class Parts:
         (_, inputs), *layer = program.code[:at]
         (_, outputs), (_, given), *norm, (_, result) = program.code[at:]
         self.layer = ProgramPart(program, layer, inputs, outputs)
-        self.norm = ProgramPart(program, norm, given, result)
+        self.norm = ProgramPart(program, norm, given, result, is_module=True)
 
 
 _SDPA = "attention.scaled_dot_product_attention"
 _WEIGHTS, _SCORES = "weights", "scores"
 """What a layer that calls sdpa itself has where it attends by single operations: what it returns,
 and what it holds as long as its queries."""
+
+
+def _masks(outs: list[str], args: list[str | None], *, skips: bool) -> Step:
+    def step(env: Env, state: Any) -> None:
+        given: list[Any] = [None if name is None else env[name] for name in args]
+        x, padding, positions = given
+        found: Any = causal_mask(x, positions, padding, state.cache, skips=skips)
+        env[outs[0]] = found
+
+    return step
+
+
+def _tables(outs: list[str], args: list[str]) -> Step:
+    def step(env: Env, state: Any) -> None:
+        tables = state.modules["rotary_emb"](env[args[0]], state.dtype)
+        env.update(zip(outs, tables, strict=True))
+
+    return step
 
 
 class _LayerBound(Bound):
@@ -183,7 +217,10 @@ class _LayerBound(Bound):
             drops = (p for p, kind in self._kinds.items() if kind == "Dropout" and p not in called)
             own = next((p for p in drops if p.startswith(f"{path}.")), "")
             return _attends(own, outs, args, *map(self._values.of, options.values()))
-        return _updates(outs, args) if name == "cache.update" else super()._op(value, path)
+        if name in _SHARED:
+            shared: Step = _SHARED[name](outs, args, **options)
+            return shared
+        return super()._op(value, path)
 
 
 def _calls(path: str, given: list[str], results: list[str]) -> Step:
@@ -236,3 +273,19 @@ def _updates(outs: list[str], args: list[str]) -> Step:
         env.update(zip(outs, (key, value), strict=True))
 
     return step
+
+
+def _repeats(outs: list[str], args: list[str]) -> Step:
+    def step(env: Env, state: Any) -> None:
+        env[outs[0]] = repeat_kv(env[args[0]], state.sizes["heads_per_group"])
+
+    return step
+
+
+_SHARED: dict[str, Any] = {
+    "cache.update": _updates,
+    "mask": _masks,
+    "rotary": _tables,
+    "repeat_kv": _repeats,
+}
+"""What transformers has once for all decoders, besides attention and experts."""

@@ -7,40 +7,43 @@
 Source: `tests/decoder_programs.py` writes the programs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
-from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.expressions import value as size_of
 from vrambudget.models import RECORDED, config_class
-from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.attention import EagerAttention
 from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.decoder import DecoderConfig, Drops
-from vrambudget.models.parts.latent import LatentConfig, cached, widths_of
+from vrambudget.models.parts.experts import GptOssExperts
+from vrambudget.models.parts.latent import LatentConfig, widths_of
 from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm, ScaledEmbedding
 from vrambudget.models.parts.moe import MoeCausalLM, MoeConfig
 from vrambudget.models.parts.rotary import (
     AlphaRotaryEmbedding,
     ComplexRotaryEmbedding,
     Float32RotaryEmbedding,
+    HalfRotaryEmbedding,
     Rotary,
 )
 from vrambudget.ops import creation
-from vrambudget.program.bound import Env
+from vrambudget.program.decoder_body import BodyParts, PlayedModel
+from vrambudget.program.decoder_eager import attends, eager_part
 from vrambudget.program.decoder_fields import annotations, kinds_of
-from vrambudget.program.decoder_modules import PlayedNorm, PlayedRouter
-from vrambudget.program.decoder_parts import Parts, Pass
-from vrambudget.program.form import Program
+from vrambudget.program.decoder_layer import PlayedDecoderLayer
+from vrambudget.program.decoder_modules import PlayedNorm, Weights
+from vrambudget.program.decoder_parts import Parts, ProgramPart
+from vrambudget.program.form import Program, Row
 from vrambudget.program.keys import hold
-from vrambudget.program.player import KINDS, WITH_BIAS
 from vrambudget.program.values import Values, operation
 
 _OF_CLASS = {"full_every", "makes_both_masks", "head_bias", "names", "rotary_first"}
-_OF_CLASS |= {"reads_positions"}
+_OF_CLASS |= {"reads_positions", "masks_by_position", "usual_rope"}
 
 _TABLES = {"float32": Float32RotaryEmbedding, "complex64": ComplexRotaryEmbedding}
 """What makes rotary tables of a type that is not the embeddings'."""
@@ -49,7 +52,6 @@ _OWN_CLASSES = {
     "gpt2": "GPT2Config",
     "opt": "OPTConfig",
     "falcon": "FalconConfig",
-    "gpt_oss": "GptOssConfig",
 }
 """Types whose embeddings, norms or head are not Llama's: classes of models.families."""
 
@@ -60,7 +62,11 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
     from vrambudget.program.catalog import program_at  # noqa: PLC0415 - it reads configurations
 
     program = program_at(RECORDED / f"{model_type}.program")
-    source = program.source
+    source, every = program.source, []
+    for variant in program.every():
+        when = {**variant.when}
+        (part,) = when.pop("part", ["layer"])
+        every.append((part, when, variant))
     fields = source["fields"]
     bases: tuple[Any, ...] = (PlayedDecoderConfig, *kinds_of(source))
     if model_type in _OWN_CLASSES:
@@ -73,7 +79,10 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "model_type": model_type,
         **fields,
         "program": program,
-        "variants": [(variant.when, Parts(variant.program)) for variant in program.every()],
+        "variants": [(when, Parts(v.program)) for part, when, v in every if part == "layer"],
+        "eager_parts": [eager_part(v.program) for part, _, v in every if part == "eager"],
+        "bodies": [(when, BodyParts(v.program)) for part, when, v in every if part == "body"],
+        "named_sizes": {x for _, _, v in every for x in v.program.sizes},
         "tasks": tuple(source["tasks"]),
         "heads_share_width": source["width"] == "shared",
         "aliases": {**bases[0].aliases, **source.get("aliases", {})},
@@ -84,96 +93,19 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "logits_by": tuple(map(operation, source["logits"])),
     }
     own |= {key: source[key] for key in _OF_CLASS & source.keys()}
-    if source["tables"] in _TABLES:
+    if "attentions" in source:
+        own["attentions"] = tuple(source["attentions"])
+    if any(word == "weight" and v[0].endswith("gate_up_proj_bias") for word, v in program.built):
+        own["experts_class"] = GptOssExperts
+    if source.get("has_half_tables"):
+        own["rotary_embedding"] = HalfRotaryEmbedding
+    elif source["tables"] in _TABLES:
         own["rotary_embedding"] = _TABLES[source["tables"]]
     if source.get("drops") is not None:
         own["drops"] = Drops(**source["drops"])
     if source["embedding"] == "scaled":
         own["embedding"] = ScaledEmbedding
     return type(f"{model_type.capitalize()}Config", bases, own)
-
-
-Weights = list[tuple[str, Callable[[], Tensor]]]
-"""The weights and buffers of a layer, each with what allocates it."""
-
-
-class PlayedDecoderLayer(CheckpointedLayer):
-    """A layer whose forward pass is the program's."""
-
-    def __init__(
-        self, config: "PlayedDecoderConfig", number: int, parts: Parts, weights: Weights
-    ) -> None:
-        state = Pass(number=number, said=config.said)
-        self.played = state, config, parts
-        self.form = id(parts)  # layers of several kinds are not identical
-        fixed = {*parts.layer.fixed}  # read here, or by an inner module that has none such
-        for path, inner in parts.layer.inner.items():
-            fixed |= {name for name in inner.fixed if name[1:].rpartition(".")[0] != path}
-        for name, allocated in weights:
-            path, _, last = name.rpartition(".")
-            owner = self._module(path)
-            setattr(owner, last, allocated())
-            if f"@{name}" in fixed:  # others' modules may be replaced
-                state.owners[f"@{name}"] = owner, last
-        for path, kind in parts.kinds.items():
-            if kind == "Dropout":  # a loop may switch modules off
-                self._module(path)
-        for module in self.modules():
-            if isinstance(module, WITH_BIAS) and "bias" not in vars(module):
-                module.bias = None
-
-    def _module(self, path: str) -> Module:
-        """Return the module at a path, made where it is not there yet."""
-        if not path:
-            return self
-        above, _, last = path.rpartition(".")
-        owner = vars(self._module(above))
-        if last not in owner:
-            owner[last] = self._made(path)
-        found: Module = owner[last]
-        return found
-
-    def _made(self, path: str) -> Module:
-        state, config, parts = self.played
-        inner = parts.layer.inner.get(path)
-        if inner is not None:
-            return PlayedRouter(inner, state) if inner.routes else PlayedNorm(inner, state)
-        if path == parts.layer.experts:
-            assert isinstance(config, MoeConfig)  # noqa: S101 - it has experts
-            made: Module = config.experts_class(config.hidden_act)
-            return made
-        kind = KINDS.get(parts.kinds.get(path, ""))
-        return config.inner(path) if kind is None else kind.__new__(kind)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        rotary: Rotary | tuple[()],
-        mask: Tensor | None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
-        state, config, parts = self.played
-        state.prepare(self)
-        state.cache = past_key_values
-        state.dtype, state.eager = hidden_states.dtype, config.eager(self)
-        state.tables = rotary[0].dtype if rotary else float32
-        state.sizes = config.sizes_of(hidden_states, rotary, self.ranks)
-        if isinstance(config, LatentConfig):
-            state.sizes["cached"] = cached(past_key_values, state.number, state.sizes["length"])
-        state.keeps = any(hasattr(module, "quantised") for module in self.modules())
-        part = parts.layer
-        env: Env = state.parameters(part.fixed)
-        given: Any = hidden_states, *rotary, mask  # without a mask its name is None's
-        if config.reads_positions:
-            given = *given, position_ids
-        env.update(zip(part.inputs, given, strict=True))
-        try:
-            y: Tensor = part.run(env, state, training=self.training)
-        finally:
-            state.cache = None
-        return y
 
 
 _ALLOCATED: Mapping[str, Callable[..., Tensor]] = {
@@ -190,6 +122,10 @@ class PlayedDecoderConfig(DecoderConfig):
 
     program: ClassVar[Program]
     variants: ClassVar[list[tuple[Mapping[str, Any], Parts]]]
+    bodies: ClassVar[list[tuple[Mapping[str, Any], BodyParts]]]
+    eager_parts: ClassVar[list[ProgramPart]]  # one at most
+    usual_rope: ClassVar[Mapping[str, Any]] = {}
+    named_sizes: ClassVar[frozenset[str]]
     reads_positions: ClassVar[bool] = False
     """Whether a layer's own code reads positions, besides what rotary tables have of them."""
 
@@ -204,12 +140,53 @@ class PlayedDecoderConfig(DecoderConfig):
                 return parts
         return self.variants[0][1]
 
+    def body_parts(self, **called: bool) -> BodyParts:
+        """Return what stands around the layers where the model is called so."""
+        return next(
+            parts
+            for when, parts in self.bodies
+            if all((called.get(k) if k in called else self._key(k, 0)) in when[k] for k in when)
+        )
+
+    def eager(self, layer: Module) -> EagerAttention:
+        """Return how a layer attends by single operations."""
+        if not self.eager_parts:
+            return super().eager(layer)
+        return partial(attends, self.eager_parts[0], layer)
+
+    def decoder(self) -> Any:
+        """Return the model that heads stand on, its weights allocated."""
+        return PlayedModel(self) if self.bodies else super().decoder()
+
+    @property
+    def learned_positions(self) -> int | None:
+        """The longest sequence that the model has positions for; None if they are computed."""
+        found = self.program.source.get("positions")
+        return None if found is None else size_of(found, self.widths())
+
     def _key(self, key: str, number: int) -> Any:
+        if key == "attention":
+            return context.options.attention
         if key == "mlp":
             assert isinstance(self, MoeConfig)  # noqa: S101 - others have no such programs
             return "dense" if self.is_dense(number) else "experts"
         found = getattr(self, _BY_LAYER.get(key, key))
         return found[number] if key in _BY_LAYER else found
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The parameters of rotary positions, the type's own where a file has none."""
+        return super().rope or dict(self.usual_rope)
+
+    def notes(self) -> Iterator[str]:
+        """Yield how attention and weights are counted, where that is unusual."""
+        if self.attentions == ("eager",):
+            yield f"{self.model_type} attends by single operations (eager), and in no other way"
+        if "quantization_config" in self.ignored_keys:
+            yield (
+                "weights count in the job's type: those that are published in fewer bits are"
+                " dequantised for training, and wherever transformers has no kernels for them"
+            )
 
     def rotary(self) -> Module:
         """Return what makes rotary tables; HunYuan's files name an `alpha`."""
@@ -247,14 +224,15 @@ class PlayedDecoderConfig(DecoderConfig):
     ) -> dict[str, int]:
         """Return the sizes of a pass; of heads and the inner width this rank's."""
         return {
-            **self._widths(ranks),
+            **self.widths(ranks),
             "batch": hidden_states.shape[0],
             "length": hidden_states.shape[1],
             **({"rows": rotary[0].shape[0], "rotary_width": rotary[0].shape[2]} if rotary else {}),
         }
 
-    def _widths(self, ranks: int = 1) -> dict[str, int]:
-        named = self.program.sizes.keys() & type(self).model_fields.keys()
+    def widths(self, ranks: int = 1) -> dict[str, int]:
+        """Return the sizes that keys say; of heads and the inner width this rank's."""
+        named = self.named_sizes & type(self).model_fields.keys()
         return {
             **{key: getattr(self, key) for key in named},
             **(widths_of(vars(self)) if isinstance(self, LatentConfig) else {}),
@@ -266,13 +244,13 @@ class PlayedDecoderConfig(DecoderConfig):
             "intermediate_size": (self.intermediate_size or 4 * self.hidden_size) // ranks,
         }
 
-    def weights(self, parts: Parts) -> Weights:
-        """Return a layer's weights: without the biases that a key leaves out."""
+    def weights(self, built: Sequence[Row]) -> Weights:
+        """Return the weights of what is built: without the biases that a key leaves out."""
         biases = self.program.source["biases"].items()
         left_out = {f"{x}.bias" for key, paths in biases if not getattr(self, key) for x in paths}
-        sizes = {**self._widths(), "rotary_width": self.rotary_width}
+        sizes = {**self.widths(), "rotary_width": self.rotary_width}
         values = Values(sizes, context.options.dtype, None)
-        rows = [(w, v) for w, v in parts.built if w in _ALLOCATED and v[0] not in left_out]
+        rows = [(w, v) for w, v in built if w in _ALLOCATED and v[0] not in left_out]
         return [
             (v[0], partial(_ALLOCATED[w], tuple(values.of(v[2])), values.of(v[3]))) for w, v in rows
         ]
@@ -286,7 +264,7 @@ class PlayedDecoderConfig(DecoderConfig):
         for key in source.get("fixed", ()):
             hold(key, getattr(self, key), {"is": source["fields"][key]})
         every = [self.parts(i) for i in range(self.num_hidden_layers)]
-        weights = {parts: self.weights(parts) for parts in dict.fromkeys(every)}
+        weights = {parts: self.weights(parts.built) for parts in dict.fromkeys(every)}
         return [PlayedDecoderLayer(self, i, p, weights[p]) for i, p in enumerate(every)]
 
     def norm(self, width: int) -> Module:

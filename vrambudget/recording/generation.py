@@ -122,7 +122,7 @@ def step(
     """Write down that a shared function is called, whose results these are."""
     names = [listener.fresh() for _ in results]
     own = {key: listener.encoded(value) for key, value in options.items()}
-    listener.emit("op", name, names, [x.named for x in given], own)
+    listener.emit("op", name, names, [None if x is None else x.named for x in given], own)
     listener.temporaries |= {id(v): (n, v) for n, v in zip(names, results, strict=True)}
     return tuple(traced(v) for v in results)
 

@@ -21,7 +21,9 @@ OF_FILES = {
     "gpt2": ("n_ctx",),
     **dict.fromkeys(("mt5", "t5"), ("n_positions",)),
     "gpt_neox": ("rotary_emb_base",),
-    "gpt_oss": ("experts_per_token", "initial_context_length", "swiglu_limit"),
+    "gpt_oss": (
+        *("experts_per_token", "initial_context_length", "swiglu_limit", "quantization_config"),
+    ),
     "opt": ("activation_dropout",),
     "phi3": ("attention_bias", "original_max_position_embeddings"),
     "qwen2": ("use_mrope",),

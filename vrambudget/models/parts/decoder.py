@@ -139,6 +139,8 @@ class Model(Module):
         kind: LayerType,
     ) -> Tensor | None:
         """Return the mask of layers of this kind."""
+        if not self.config.masks_by_position:
+            position_ids = None
         if kind == "full_attention":
             return causal_mask(embeddings, position_ids, padding, past)
         return sliding_window_mask(embeddings, position_ids, self.config.window, padding, past)
@@ -173,6 +175,8 @@ class DecoderConfig(RotaryConfig):
     logits_by: ClassVar[Sequence[Callable[[Tensor], Tensor]]] = ()
     """What logits go through."""
     drops: ClassVar[Drops | None] = None
+    masks_by_position: ClassVar[bool] = True
+    """Whether masks are made with positions, where packed rows are looked for."""
 
     @property
     def drop_rate(self) -> float:

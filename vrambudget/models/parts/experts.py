@@ -24,8 +24,9 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.parts.parametrised import Parametrised
+from vrambudget.ops.clamp import clamp_to_numbers
 from vrambudget.ops.creation import arange, made
-from vrambudget.ops.elementwise import ACTIVATIONS, mul
+from vrambudget.ops.elementwise import ACTIVATIONS, add, add_scalar, mul, mul_scalar, sigmoid
 from vrambudget.ops.fill import add_, masked_fill, masked_fill_
 from vrambudget.ops.grouped import grouped_linear
 from vrambudget.ops.indexing import index_add_, index_pairs, index_rows
@@ -33,7 +34,7 @@ from vrambudget.ops.linear import linear, matmul
 from vrambudget.ops.ordering import count_each, running_sum, sort
 from vrambudget.ops.reduce import sum_dim, with_partial_sums
 from vrambudget.ops.selection import nonzero
-from vrambudget.ops.shape import permute, reshape, select, split, unsqueeze, view
+from vrambudget.ops.shape import permute, reshape, select, slice_step, split, unsqueeze, view
 
 Chosen = tuple[Tensor, Tensor, Tensor]
 """All weights [N, k], and of one expert's rows [n]: their tokens, and which of a token's k."""
@@ -167,6 +168,34 @@ class Experts(Parametrised):
             y = matmul(weight, unsqueeze(x, x.ndim))
         y = view(y, y.shape[0], -1)
         return y if bias is None else add_(y, bias)
+
+
+class GptOssExperts(Experts):
+    """GptOssExperts: weights [E, C, 2 I] and [E, I, C], with biases; gate and up lie in pairs."""
+
+    is_transposed = True
+    has_bias = True
+
+    def apply_gate(self, gate_up_out: Tensor) -> Tensor:
+        """[S, 2 I] -> [S, I]."""
+        gate, up = slice_step(gate_up_out, 2), slice_step(gate_up_out, 2)
+        gate = clamp_to_numbers(gate, both=False)
+        up = clamp_to_numbers(up, both=True)
+        glu = mul(gate, sigmoid(mul_scalar(gate)))
+        return mul(add_scalar(up), glu)
+
+    def one_expert(self, frame: dict[str, Tensor], current_state: Tensor, chosen: Chosen) -> Tensor:
+        """Return one expert's rows [n, C], weighed; `frame`: the loop's variables."""
+        frame["gate_up"] = self._projected(current_state, "gate_up_proj")
+        frame["gated_output"] = self.apply_gate(frame["gate_up"])
+        frame["out"] = self._projected(frame["gated_output"], "down_proj")
+        frame["weighted_output"] = mul(frame["out"], weights_of(*chosen))
+        return frame["weighted_output"]
+
+    def _projected(self, x: Tensor, name: str) -> Tensor:
+        """X @ weight[expert] + bias[expert]."""
+        weight = select(self.value(name), 0)
+        return add(matmul(x, weight), select(self.value(f"{name}_bias"), 0))
 
 
 def weights_of(top_k_weights: Tensor, token_idx: Tensor, top_k_pos: Tensor) -> Tensor:

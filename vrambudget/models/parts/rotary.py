@@ -97,6 +97,23 @@ class Float32RotaryEmbedding(RotaryEmbedding):
         return super().forward(position_ids, float32)
 
 
+class HalfRotaryEmbedding(RotaryEmbedding):
+    """GptOssRotaryEmbedding: cos and sin [P, T, D / 2], for both halves of a head."""
+
+    def forward(self, position_ids: Tensor, dtype: DType) -> Rotary:
+        """Return cos and sin for positions [P, T]."""
+        rows, length = position_ids.shape
+        with no_grad():
+            self._update()
+            positions = made("to_dtype", (rows, 1, length), float32)
+            freqs = made("bmm", (rows, length, self.dim // 2), float32)
+            bmm_workspace(inner=1)
+            cos, sin = scaled_table("cos", freqs), scaled_table("sin", freqs)
+            result = _cast(cos, dtype), _cast(sin, dtype)
+            del positions, freqs
+            return result
+
+
 class ComplexRotaryEmbedding(RotaryEmbedding):
     """DeepseekV2RotaryEmbedding: a table of complex numbers [P, T, D / 2], which have one type."""
 
