@@ -544,6 +544,45 @@ def quantised(device):
     return training(optimizer, loss_of), (x,)
 
 
+def pooled(device):
+    """Nodes that send to each other, their means and maxima by graph, a norm without weights."""
+    first, last = nn.Linear(64, 128).to(device), nn.Linear(256, 4).to(device)
+    norm = nn.BatchNorm1d(128, affine=False).to(device)
+    optimizer = torch.optim.Adam([*first.parameters(), *last.parameters()])
+
+    def loss_of(x, edges, graph, wanted):
+        h = norm(first(x))
+        sent = torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])
+        h = sent.relu()
+        place, none = graph[:, None].expand_as(h), h.new_zeros(32, 128)
+        ways = [
+            none.scatter_reduce(0, place, h, way, include_self=False) for way in ("mean", "amax")
+        ]
+        return cross_entropy(last(torch.cat(ways, 1)), wanted)
+
+    nodes = torch.arange(4096, device=device)
+    edges = torch.stack([nodes, nodes.flip(0)])
+    x = torch.ones(4096, 64, device=device)
+    return training(optimizer, loss_of), (x, edges, nodes % 32, nodes[:32] % 4)
+
+
+def hardest(device):
+    """The loss of the hardest pixels, and overlap, in float16."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 21)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss_of(x, labels):
+        with torch.autocast("cuda", torch.float16):
+            scores = model(x).permute(0, 3, 1, 2)
+            each = cross_entropy(scores, labels, reduction="none")
+            hard = each.flatten().topk(each.numel() // 4, sorted=True)[0].mean()
+            wanted = nn.functional.one_hot(labels, 21).movedim(-1, 1)
+            return hard - (torch.softmax(scores, 1) * wanted).mean()
+
+    x = torch.ones(4, 96, 96, 16, device=device)
+    return training(optimizer, loss_of), (x, torch.ones(4, 96, 96, device=device).long())
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -551,7 +590,7 @@ CASES = {
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
         *(attention, recast, picked, averaged, bags, tangents, ensemble),
         *(masked, experts, spoken, overlap, clipped, moved, rounded),
-        *(sparse, quantised),
+        *(sparse, quantised, pooled, hardest),
     )
 }
 

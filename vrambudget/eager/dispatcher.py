@@ -5,7 +5,8 @@ dimension of one element otherwise; eager code never does. In their place are th
 operations whose C++ looks whether a tensor is CUDA's.
 
 Source: torch/_meta_registrations.py (activate_meta), _subclasses/fake_impls.py (_view_meta);
-aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable), Onehot.cpp (one_hot).
+aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable), Onehot.cpp (one_hot), SoftMax.cpp
+(softmax, log_softmax).
 """
 
 from __future__ import annotations
@@ -82,10 +83,18 @@ def _one_hot(x: Any, classes: int = -1) -> Any:
     return x.new_zeros((*x.shape, classes)).scatter_(-1, x.unsqueeze(-1), 1)
 
 
+def _softmax(kernel: Any, x: Any, dim: int, dtype: torch.dtype | None = None) -> Any:
+    if x.dtype is torch.float16 and dtype is torch.float32:  # without a copy in float32
+        return kernel(x, dim, half_to_float=True)
+    return kernel(x if dtype is None else x.to(dtype), dim, half_to_float=False)
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **recurrent.FUNCTIONS,
     _aten.dropout.default: _dropout,
     _aten.one_hot.default: _one_hot,
+    _aten.softmax.int: functools.partial(_softmax, _aten._softmax),
+    _aten.log_softmax.int: functools.partial(_softmax, _aten._log_softmax),
     _aten.linear.default: functools.partial(linear, add=torch.Tensor.add_),
 }
 """By operation."""

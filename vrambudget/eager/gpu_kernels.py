@@ -107,9 +107,9 @@ def _made(mode: EagerMode, run: Any, *order: int) -> Any:
     return results
 
 
-@on(_aten.native_dropout)
-def _dropout(mode: EagerMode, run: Any, *_: Any) -> Any:
-    """Make the mask first (cuda/Dropout.cu, dropout_cuda)."""
+@on(_aten.native_dropout, _aten.nll_loss2d_forward)
+def _second_first(mode: EagerMode, run: Any, *_: Any) -> Any:
+    """Make the mask, or the sum of weights, first (cuda/Dropout.cu, dropout_cuda; NLLLoss2d.cu)."""
     return _made(mode, run, 1, 0)
 
 

@@ -32,7 +32,7 @@ from vrambudget.traced.composed import composed, is_composed
 from vrambudget.traced.known import Known, worked_out
 from vrambudget.traced.lines import own_line, stack
 from vrambudget.traced.tensor import REHEARSE, dtype_of, no_rule, with_layouts
-from vrambudget.traced.tracer import WRITES_INTO_ZEROS
+from vrambudget.traced.tracer import writes_into_zeros
 
 _aten = torch.ops.aten
 _READ = _aten._local_scalar_dense.default
@@ -113,7 +113,7 @@ class EagerMode(GpuMode):
         is_unsure = name in _UNSURE and has_backward
         if is_unsure or (name == "addmm" and kwargs.get("beta", 1) != 1):
             kernels.unchecked.add(name)
-        if is_composed(func) and not (name in WRITES_INTO_ZEROS and self.running.node):
+        if is_composed(func) and not writes_into_zeros(name, self.running.node):
             with self:
                 return composed(func, args, kwargs)
         result = self._written(func, name, args, run)
@@ -138,7 +138,7 @@ class EagerMode(GpuMode):
         """Return the storage of its first argument where a formula of autograd's writes there."""
         node, first = self.running.node, self.running.first
         own = any(node.startswith(kind) and name in names for kind, names in _IN_PLACE.items())
-        writes = node and (name in WRITES_INTO_ZEROS or own) and is_on_gpu(args[0])
+        writes = (own or writes_into_zeros(name, node)) and is_on_gpu(args[0])
         into = self.storage_of(args[0]) if writes else None
         made_by = "" if into is None else into.tape.operations[into.index]
         return None if into is None or into.index < first or made_by in _KEPT else into

@@ -1,6 +1,7 @@
 """What the CUDA kernels of images allocate besides their results, by aten operation.
 
     group norm                  a, b [N, C]; in backward ds, db, c1 [N, C] and c2, c3 [N, groups]
+    batch norm of rows          moments of slices of the rows; in backward sums by channels
     average pools               an input or a gradient in another order than the input's is copied
     upsampling                  an input that lies in neither order is copied
 
@@ -16,23 +17,54 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from vrambudget.dtypes import float32
+from vrambudget.dtypes import float32, int32
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.ops.channels_last import is_like_channels_last, is_packed
 
 _ROWS, _IMAGE = 2, 4  # dimensions
 _CHANNELS_TO_GAIN = 4  # from here on channels last is the quicker way
+_THREADS, _TILE, _OF_A_THREAD = 512, 32, 16  # of a block, its channels, the rows of each thread
+_FEWEST_SLICES, _MOST_SLICES = 8, 128
+
+
+def moments_of_rows(args: Any, _result: Any) -> None:
+    """Find the moments of rows [N, C] for a batch norm: of many rows in slices.
+
+    Source: cuda/Normalization.cuh (flexible_launch_configs,
+    batch_norm_stats_channels_last_cuda_template).
+    """
+    x, training = args[0], args[5]
+    if not (training and _is_of_rows(x)):
+        return
+    rows, channels = x.shape
+    wide = min(_power(channels), _TILE)
+    high = min(_power(-(-rows // _OF_A_THREAD)), _THREADS // wide)
+    wide = min(_power(channels), _THREADS // high)
+    slices = min(-(-rows // (high * _OF_A_THREAD)), _MOST_SLICES)
+    if slices >= _FEWEST_SLICES:
+        staged = _float32_rows(x, 1, 4 * slices, channels)
+        counters = empty((-(-channels // wide),), int32)
+        del staged, counters
 
 
 def _batch_norm_backward(args: Any, _result: Any) -> None:
-    """Sum up by channels where rows [N, C] are normalised.
+    """Sum up by channels where rows are normalised; slices' sums end before the result begins.
 
     Source: cuda/Normalization.cuh (batch_norm_backward_reduce_cuda_channels_last_template).
     """
-    _, x, weight = args[:3]
-    if x.ndim == _ROWS and x.actual_strides()[1] == 1:
-        sums = [empty((x.shape[1],), weight.dtype) for _ in range(2)]
+    x = args[1]
+    if _is_of_rows(x):
+        sums = _float32_rows(x, 2, 1, x.shape[1])
         del sums
+
+
+def _is_of_rows(x: Tensor) -> bool:
+    return x.ndim == _ROWS and x.actual_strides()[1] == 1
+
+
+def _power(n: int) -> int:
+    """Return the highest power of two up to n."""
+    return 1 << (max(n, 1).bit_length() - 1)
 
 
 def _columns(args: Any, result: Tensor) -> None:

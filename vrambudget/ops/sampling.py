@@ -2,6 +2,7 @@
 
     argmax            [B, V] -> int64 [B]
     topk_of_rows      values and indices [B, k] of long rows: radix select over blocks of a row
+    topk_buffers      what any topk needs: that of short rows nothing
     sort_rows         float32 [B, V] -> values, and int64 indices
     multinomial       probabilities [B, V], divided by exponential draws -> argmax, int64 [B, 1];
                       of several samples topk, int64 [B, k]
@@ -9,11 +10,11 @@
 Nothing here is followed by autograd.
 
 Source: aten/src/ATen/native/cuda/TensorTopK.cu (should_use_multiblock, get_items_per_thread,
-mbtopk::launch), Sort.cpp (sort_cuda_kernel),
+mbtopk::launch), TensorTopK.cpp (topk_out_cuda), Sort.cpp (sort_cuda_kernel),
 Sort.cu (should_use_small_sort, launch_stable_sort_kernel, segmented_sort_pairs_by_full_sort),
 Distributions.cpp (multinomial), TensorCompare.cpp. Torch 2.11.
 CUB's tile for float32 keys was read off requests for compute capability 8.0.
-Not modelled: rows of a million and more; topk of more than 4096 values.
+Not modelled: rows of a million and more.
 """
 
 import math
@@ -37,8 +38,9 @@ _BLOCKS_PER_MULTIPROCESSOR = 6  # 65,536 registers; 40 for each of 256 threads
 _ITEMS = (4, 64)  # of a thread, at least and at most
 _SEGMENTED_FROM = 128  # rows
 _SORTED_IN_PLACE = 4096  # elements of a row, at most
+SORTED_BYTES = frozenset({4, 8})  # of keys whose tiles are known (ops.cub)
 _MULTIBLOCK = (  # rows up to, row's length from
-    *((20, 20_000), (40, 10_000), (80, 8_000), (200, 5_000), (800, 3_000), (4_000, 800)),
+    *((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800)),
     (2**31, 400),
 )
 
@@ -55,16 +57,39 @@ def topk_of_rows(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     B, V = x.shape
     context.operation = "topk"
     values, indices = empty((B, k), x.dtype), empty((B, k), int64)
-    _select(B, V)
+    _select(B, V, x.dtype)
     return values, indices
 
 
-def _select(B: int, V: int) -> None:
+def topk_buffers(x: Tensor, chosen: Shape, dim: int, *, in_order: bool) -> bool:
+    """Allocate and free what topk needs besides values and indices of the shape `chosen`.
+
+    Returns whether that is all: another sort than those of `sort_buffers` puts them in order.
+    """
+    V, k = (x.shape[dim], chosen[dim]) if x.shape else (1, 1)
+    if not k or not x.numel:
+        return True
+    copy = None if x.is_contiguous else empty(x.shape, x.dtype)
+    _select(x.numel // V, V, x.dtype)
+    del copy
+    if not in_order or k <= _SORTED_IN_PLACE:
+        return True
+    places, values = empty(chosen, int64), empty(chosen, x.dtype)
+    if dim not in {-1, x.ndim - 1} or x.dtype.itemsize not in SORTED_BYTES:
+        return False
+    sort_buffers(chosen, x.dtype)
+    in_place = empty(chosen, int64)  # where each was in x
+    del places, values, in_place
+    return True
+
+
+def _select(B: int, V: int, dtype: DType) -> None:
     """Find the largest of B long rows, each by several blocks; short ones take nothing."""
     if next(length for rows, length in _MULTIBLOCK if rows >= B) > V:
         return
     blocks = B * _blocks_of_a_row(context.platform.multiprocessors, B, V)
-    kth_values, ks_to_find, desired = (empty_bytes(B * n) for n in (4, 8, 8))
+    radix = max(4, dtype.itemsize)
+    kth_values, ks_to_find, desired = (empty_bytes(B * n) for n in (dtype.itemsize, 8, 2 * radix))
     counts = empty_bytes(blocks * _DIGITS * 2)
     digit_sums = empty_bytes(B * _DIGITS * 4)
     within_k_counts, kth_counts = empty_bytes(blocks * 4), empty_bytes(blocks * 4)
@@ -133,7 +158,7 @@ def multinomial(probs: Tensor, samples: int = 1) -> Tensor:
     draws = empty((B, V), float32)  # exponential; probabilities divided by them, in place
     if samples > 1:
         values = empty((B, samples), float32)
-        _select(B, V)
+        _select(B, V, float32)
         del values
     del draws, has_zeros, is_valid
     return result

@@ -3,16 +3,19 @@
     reductions                  partial sums (ops.reduce_buffers)
     matrix products             cuBLAS' workspace; of batches, copies that it can read
     softmax' backward           grad * output, in rows
+    topk                        as ops.sampling says
     masked_scatter_             the running count of the mask's places
+    means by index              ones, summed up: how many go to each place
     images                      as ops.image_temporaries says
     cdist, pdist in backward    a gradient for each pair: [B, R, P, M] of x1 [B, P, M] and
                                 x2 [B, R, M], [N - 1, N, M] of x [N, M]
 
 A rule is called with an operation's arguments and its result. In the place of each tensor is a
-`layout`, which says how it lies.
+`layout`, which says how it lies. It returns False where it does not cover the call.
 
 Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, ScanKernels.cpp;
-DistanceKernel.cu: cdist_backward_kernel_impl, pdist_backward_kernel_impl); native/Loss.cpp;
+DistanceKernel.cu: cdist_backward_kernel_impl, pdist_backward_kernel_impl; Indexing.cu:
+index_reduce_cuda_out); native/TensorAdvancedIndexing.cpp (scatter_reduce_two); native/Loss.cpp;
 cublasCommonArgs.h (prepare_matrix_for_cublas, prepare_batch_matrix_for_cublas).
 """
 
@@ -25,15 +28,16 @@ from vrambudget.dtypes import DType, bool_, float64, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
 from vrambudget.ops.cub import inclusive_sum_bytes
 from vrambudget.ops.elementwise import iterated_strides
-from vrambudget.ops.image_temporaries import OF_IMAGES
+from vrambudget.ops.image_temporaries import OF_IMAGES, moments_of_rows
 from vrambudget.ops.indexing import accumulating_buffers
 from vrambudget.ops.masked import scattering_buffers
 from vrambudget.ops.ordering import read_back_extremes
 from vrambudget.ops.reduce import with_partial_sums
-from vrambudget.ops.sampling import sort_buffers
+from vrambudget.ops.sampling import sort_buffers, topk_buffers
 from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
 
 _ACCUMULATES, _REDUCTION = 3, 2  # places among the arguments of index_put, of losses
+_OF, _HOW = 3, 4  # of scatter_reduce and index_reduce
 _NONE = 0  # of a loss' reductions
 _MATRIX = 2  # dimensions
 
@@ -157,6 +161,21 @@ def _index_put(args: Any, _result: Any) -> None:
         _index(args, None)
 
 
+def _scatter_reduce(args: Any, result: Tensor) -> None:
+    if args[_HOW] == "mean":
+        ones = empty(args[_OF].shape, args[_OF].dtype)
+        numbers, missing = empty(result.shape, result.dtype), empty(result.shape, bool_)
+        del ones, numbers, missing
+
+
+def _index_reduce(args: Any, result: Tensor) -> None:
+    if args[_HOW] == "mean":
+        numbers, ones = empty(result.shape, result.dtype), empty(args[_OF].shape, args[_OF].dtype)
+        del ones
+        missing = empty(result.shape, bool_)
+        del numbers, missing
+
+
 def _unfold_backward(args: Any, _result: Any) -> None:
     """Make the numbers of elements along the dimension, but where windows do not meet."""
     _, shape, dim, size, step = args
@@ -232,8 +251,9 @@ def _histc(args: Any, _result: Any) -> None:
         read_back_extremes(args[0])
 
 
-def _nothing(_args: Any, _result: Any) -> None:
-    """Leave it at the result: a row of up to 4096 values is sorted in place (TensorTopK.cpp)."""
+def _topk(args: Any, result: Any) -> bool:
+    dim, _, in_order = (*args[2:], *(-1, True, True)[len(args) - 2 :])
+    return topk_buffers(args[0], result[0].shape, dim, in_order=in_order)
 
 
 Rule = Callable[[Any, Any], Any]
@@ -244,7 +264,9 @@ OPERATIONS: dict[str, Rule] = {
     **dict.fromkeys(("cumsum", "cumprod"), _running_sum),  # cuda/ScanKernels.cpp
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
     "masked_scatter_": _masked_scatter,
-    "topk": _nothing,
+    **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _scatter_reduce),
+    **dict.fromkeys(("index_reduce", "index_reduce_"), _index_reduce),
+    "topk": _topk,
     "histc": _histc,
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
     "binary_cross_entropy": _binary_cross_entropy,
@@ -262,6 +284,7 @@ BEFORE_RESULT = frozenset({"index", "_unsafe_index"})
 KERNELS: dict[str, Rule] = {
     **OPERATIONS,
     "reduced": _reduced,
+    "moments_of_rows": moments_of_rows,
     "sort": _sort,
     "pow": _raised,
     "product": _product,

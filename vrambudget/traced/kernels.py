@@ -27,9 +27,12 @@ from vrambudget.traced.examined import NOTHING_MORE
 from vrambudget.traced.products import PRODUCTS, product
 from vrambudget.traced.tensor import with_layouts
 
-WITHOUT_RESULT = {"index_put_", "_index_put_impl_", "masked_scatter_"}
+WITHOUT_RESULT = {
+    *("index_put_", "_index_put_impl_", "masked_scatter_", "scatter_reduce_", "index_reduce_"),
+}
 """Operations that write into an input and yet allocate."""
 
+_ROWS = 2  # dimensions
 _NORMS = {"linalg_vector_norm", "norm"}
 _PLACES = {"argmax", "argmin"}
 _REDUCTIONS = {*_PLACES, "sum", "mean", "amax", "amin", "any", "all", "prod", *_NORMS}
@@ -73,7 +76,8 @@ def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
         unchecked.add(name)  # in eval mode
     elif known is not None:
         rule, given = known
-        KERNELS[rule](with_layouts(given), with_layouts(result))
+        if KERNELS[rule](with_layouts(given), with_layouts(result)) is False:
+            unchecked.add(name)
     elif name in orders.RULES:
         if not orders.RULES[name](args, result):
             unchecked.add(name)
@@ -89,6 +93,8 @@ def rule_of(name: str, args: Any) -> tuple[str, tuple[Any, ...]] | None:
         return name, tuple(x for x in args if not isinstance(x, torch.dtype))
     if name == "pow" and not isinstance(args[0], torch.Tensor):
         return "pow", ()
+    if name == "native_batch_norm" and args[0].dim() == _ROWS:
+        return "moments_of_rows", args
     if name not in _REDUCTIONS:
         return None
     given = (args[0], *args[2:]) if name in _NORMS else args  # args[1] is the order

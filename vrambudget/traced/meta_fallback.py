@@ -140,7 +140,7 @@ class TorchCall:
                 known[id(meta)] = gradient
             metas.append(meta)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        tracer.runs_formula = True
+        tracer.node = function.name()
         try:
             with torch.no_grad(), hooks, tracer:
                 result = formula(function)(*metas)

@@ -15,10 +15,9 @@ from typing import Any
 
 from vrambudget.dtypes import int64
 from vrambudget.ops.reduce import with_partial_sums
-from vrambudget.ops.sampling import sort_buffers
+from vrambudget.ops.sampling import SORTED_BYTES, sort_buffers
 from vrambudget.traced.tensor import dtype_of, with_layouts
 
-_KEY_BYTES = {4, 8}  # whose tiles are known (ops.cub)
 _VALUE_AND_PLACE = 2 * int64.itemsize
 _WELFORD_BYTES = 16
 
@@ -28,7 +27,7 @@ def _sort(args: Any, result: Any) -> bool:
     last = x.dim() - 1
     numbers = [a for a in args[1:] if type(a) is int]
     is_last = x.dim() and (numbers[0] if numbers else -1) in {-1, last}
-    if not is_last or not x.is_contiguous() or x.element_size() not in _KEY_BYTES:
+    if not is_last or not x.is_contiguous() or x.element_size() not in SORTED_BYTES:
         return False
     sort_buffers(tuple(x.shape), dtype_of(x.dtype))
     return True

@@ -24,7 +24,8 @@ from vrambudget.traced.tensor import dtype_of, meta_of
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be
 # (areAnyTensorSubclassLike); on the GPU they write into the zeros that they just made.
-WRITES_INTO_ZEROS = {"scatter", "scatter_add", "index_put", "index_add", "masked_fill", "put"}
+_INTO_ZEROS = {"scatter", "scatter_add", "index_put", "index_add", "masked_fill", "put"}
+_APART = ("ScatterReduce", "IndexReduce")  # nodes that never do (scatter_reduce_backward)
 
 _BY_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
@@ -36,7 +37,7 @@ class Tracer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: dict[int, Storage] = {}
         self.counts: dict[int, int] = {}  # by our storage of a mask: how many places are true
-        self.runs_formula = False  # one of PyTorch's, in backward
+        self.node = ""  # whose formula runs, in backward
 
     def bind(self, meta: torch.Tensor, storage: Storage) -> None:
         """Let `storage` live as long as the meta tensor's storage does."""
@@ -102,7 +103,7 @@ class Tracer(TorchDispatchMode):
 
     def _into(self, packet: str, args: Any) -> Storage | None:
         """Return the storage that the GPU would write into, None where it makes one."""
-        if packet in WRITES_INTO_ZEROS and self.runs_formula:
+        if writes_into_zeros(packet, self.node):
             return self.storage_of(args[0])
         return None
 
@@ -112,6 +113,11 @@ class Tracer(TorchDispatchMode):
         content = (tuple(meta.shape), dtype)
         nbytes = meta.untyped_storage().nbytes() if nbytes is None else nbytes
         return Storage(context.tape, nbytes, context.purpose, operation, content)
+
+
+def writes_into_zeros(packet: str, node: str) -> bool:
+    """Whether an operation of a node's formula writes on the GPU into what it is given."""
+    return packet in _INTO_ZEROS and bool(node) and not node.startswith(_APART)
 
 
 class Kept:
