@@ -163,6 +163,9 @@ def test_the_answer_begins_with(question, capsys):
         ("llama-3.1-8b --load-in-4bit", "--qlora those of 4-bit weights"),
         ("llama 8b", "a model's name is one word"),
         ("deepseek-r1:7b", "'deepseek-r1-distill-qwen-7b'"),
+        ("finetune gpt2", "finetune is no command: `vrambudget plan gpt2 --gpu GPU`"),
+        ("llama-q4_k_m.gguf", "`vrambudget run llama-q4_k_m.gguf --gpu GPU` estimates it"),
+        ("glm-4.5-air", "`vrambudget run glm-4.5-air --gpu GPU` estimates it"),
         ("train.py", "`vrambudget rehearse --gpu GPU -- python train.py`"),
     ],
 )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+from vrambudget.config.cards import card_name
 from vrambudget.errors import did_you_mean
 
 _GPU = "--gpu takes a size as sold (12GB), an exact size (11.69GiB), a name ('RTX 3060'), or auto"
@@ -77,6 +78,11 @@ def _of_word(word: str, command: str, given: Sequence[str]) -> str | None:
         return f"the option before {word} takes no value; a rank is --lora-rank {word}"
     if command == "sweep":
         return "values of one option are joined: --block 512,1024, or --batch 1:64:x2"
+    if word in given[1:2] and card_name(word) and not card_name(given[0]):
+        return (
+            f"{given[0]} is no command: `vrambudget plan {word} --gpu GPU` finds how to train it,"
+            f" `vrambudget {word} --gpu GPU` estimates one job"
+        )
     if word in given[1:2]:
         return "a model's name is one word, llama-3.1-8b for example; `vrambudget models` lists all"
     return None

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _QUANTISED = re.compile(
     r"[-_](unsloth-)?(bnb[-_]4bit|[48]bit|awq|gptq|gguf|int[48]|fp8).*", re.IGNORECASE
 )
+_TUNED = re.compile(r"[-_](instruct|chat|it|base|thinking)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,11 @@ def _from_name(name: str) -> FoundModel:
             f"{show(name)} is a script, not a model",
             hint=f"`vrambudget rehearse --gpu GPU -- python {name}` runs it on a virtual GPU",
         )
+    if name.endswith(".gguf"):
+        raise VramBudgetError(
+            f"{show(name)} is a GGUF file: llama.cpp and Ollama run it",
+            hint=f"`vrambudget run {name} --gpu GPU` estimates it; to train, name its base model",
+        )
     if _is_path(name):
         return _from_path(home_of(Path(name)))
     if "/" not in name and card_name(name):
@@ -178,9 +184,11 @@ def _doors(name: str) -> str:
     """Return where a name may be understood after all: a slip, or a model of no rules."""
     ways = "`vrambudget models` lists the names; a config.json or a hub id org/name works too"
     wanted, near = name.lower(), near_names(name) or ""
-    of_run = [known for known in gguf_names() if known.startswith(wanted) or known in wanted]
+    bare = _TUNED.sub("", wanted)
+    of_run = [known for known in gguf_names() if known.startswith(bare) or bare.endswith(known)]
     if of_run and not near.startswith("there "):
-        near = f"`vrambudget run {of_run[0]} --gpu GPU` estimates it as a GGUF file; to train it:"
+        best = bare if bare in of_run else of_run[0]
+        near = f"`vrambudget run {best} --gpu GPU` estimates it as a GGUF file; to train it:"
     if near:
         return f"{near} {ways}"
     return (
