@@ -30,8 +30,8 @@ def explain_foreign(text: str, *, has_sizes: bool = False) -> ForeignExplanation
     Where PyTorch's allocator printed sizes, only the messages that say more count.
     """
     text = "\n".join(part for _, part in excerpts(text))
-    known = [each for each in known_messages() if each.beside_sizes or not has_sizes]
-    found = _found(known, text) or _found(known, text.replace("\n", ""))  # words are broken, too
+    all_known = [each for each in known_messages() if each.beside_sizes or not has_sizes]
+    found = _found(all_known, text) or _found(all_known, text.replace("\n", ""))  # broken words, too
     if not found:
         return None
     _, known, hit = min(found, key=lambda each: each[0])
