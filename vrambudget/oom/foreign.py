@@ -31,7 +31,8 @@ def explain_foreign(text: str, *, has_sizes: bool = False) -> ForeignExplanation
     """
     text = "\n".join(part for _, part in excerpts(text))
     all_known = [each for each in known_messages() if each.beside_sizes or not has_sizes]
-    found = _found(all_known, text) or _found(all_known, text.replace("\n", ""))  # broken words, too
+    # A terminal breaks words, too.
+    found = _found(all_known, text) or _found(all_known, text.replace("\n", ""))
     if not found:
         return None
     _, known, hit = min(found, key=lambda each: each[0])

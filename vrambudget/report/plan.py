@@ -137,12 +137,14 @@ def _of_multi_gpu(found: Plan) -> str:
     if not found.choices:
         return _nothing(found)
     best = found.choices[0]
-    does = "trains on" if found.is_named else "needs"
+    does, fewer = ("trains on", "") if found.is_named else ("needs", "")
+    if found.not_considered and not found.is_named:
+        does, fewer = "trains on", "; fewer may do with what was not considered"
     row = found.inputs or f"{found.block:,} tokens a sequence"
     as_asked = f", for {row}" if found.alternatives else ""
     return (
         f"{found.model} {does} {_gpus(found, found.gpus)}{as_asked}: {best.layout};"
-        f" batch {best.fields.get('batch', 1)} per GPU, {row}"
+        f" batch {best.fields.get('batch', 1)} per GPU, {row}{fewer}"
     )
 
 
