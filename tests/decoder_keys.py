@@ -47,6 +47,7 @@ def by_layer(own: Values) -> Values:
 _OTHERS = dict.fromkeys(("hidden_activation", "activation_function", "activation"), "hidden_act")
 _OTHERS |= dict.fromkeys(("ffn_dim", "n_inner", "ffn_hidden_size"), "intermediate_size")
 _OTHERS["num_kv_heads"] = "num_key_value_heads"
+_OTHERS |= dict.fromkeys(("num_shared_experts", "moe_num_shared_experts"), "n_shared_experts")
 _OF_FILES = {"gpt_neox": {"rotary_pct": "partial_rotary_factor"}}
 
 
@@ -67,17 +68,22 @@ def layer_in(probe: Probe) -> str:
     return f"{outermost(probe.recording.facts['stacks'])[0]}.1"
 
 
+_BY_OTHER_RULES = {"max_window_layers", "no_rope_layers"}
+
+
 def kinds_of_layers(own: Values, base: Probe) -> Values:
     """Return which layers see a window, and whether positions differ between kinds."""
-    kinds = own.get("layer_types") or ["full_attention"]
-    every = kinds.index("full_attention") + 1
-    if every == 1:
+    if "layer_types" not in own or "sliding_window" not in own or own.keys() & _BY_OTHER_RULES:
         return {}
-    if any((kind == "full_attention") is bool(i % every) for i, kind in enumerate(kinds, 1)):
+    kinds = own["layer_types"]
+    full = [i for i, kind in enumerate(kinds, 1) if kind == "full_attention"]
+    every = full[1] - full[0] if full else 0  # none sees all
+    if full != [i for i in range(1, len(kinds) + 1) if every and (i - full[0]) % every == 0]:
         raise UnfitError(f"layer_types are not as usual: {kinds}")
     buffers = {name for name, *_ in base.recording.facts["buffers"]}
     return {
         "full_every": every,
+        **({"full_first": full[0]} if full and full[0] != every else {}),
         "rotates_by_kind": "model.rotary_emb.full_attention_inv_freq" in buffers,
     }
 
@@ -116,6 +122,9 @@ def names_of(model: str, layers: str, norm: str, base: Probe) -> Values:
     }
     found = {k: v for k, v in {**found, "norm": norm}.items() if v != _NAMES[k]}
     return {"names": found} if found else {}
+
+
+_BOTH = (True, False)
 
 
 def _falcons() -> Iterator[tuple[Values, Values]]:
@@ -163,7 +172,6 @@ def _latent(*ways: Values, **given: Values) -> Iterator[tuple[Values, Values]]:
         yield {**when, "compresses_queries": [queries]}, keys | own
 
 
-_BOTH = (True, False)
 FORMS: Mapping[str, Callable[[], Iterator[tuple[Values, Values]]]] = {
     "falcon": _falcons,
     "deepseek_v2": partial(_latent, experts={"topk_method": ("greedy", "group_limited_greedy")}),
@@ -182,10 +190,6 @@ EAGER = {"biogpt", "gpt2", "gpt_oss"}
 
 _ALONE: Values = {}
 BODIES: Mapping[str, Callable[[], Iterator[tuple[Values, Values]]]] = {
-    "falcon": lambda: (
-        ({"alibi": [alibi], "attention": [way]}, {"alibi": alibi, "attention": way})
-        for alibi, way in product((False, True), ("sdpa", "eager"))
-    ),
     **dict.fromkeys(("biogpt",), lambda: iter([(_ALONE, _ALONE)])),
 }
 """Types around whose layers stands what Llama has not, and the keys that decide it."""

@@ -63,6 +63,7 @@ _OF_EXPERTS = {
     "num_local_experts": _EXPERTS,
     "num_experts": _EXPERTS,
     "num_experts_per_tok": (2, 2, 3, 2, 2, 2, 5, 4, 6, 2, 2, 2),
+    "n_shared_experts": (2, 2, 2, 2, 2, 3, 4, 3, 1, 2, 2, 2),
     "moe_intermediate_size": (112, 112, 112, 240, 112, 112, 304, 192, 368, 112, 112, 112),
     "shared_expert_intermediate_size": (
         *(144, 144, 144, 144, 160, 144, 208, 272, 336, 144, 144, 144),
@@ -78,7 +79,6 @@ _OF_LATENT: Mapping[str, tuple[int, ...]] = {
     "num_experts": _EXPERTS_IN_GROUPS,
     "n_group": (4, 6, 3, 4, 4, 4, 5, 7, 8, 4, 4, 4),
     "topk_group": (2, 2, 2, 3, 2, 2, 3, 4, 5, 2, 2, 2),
-    "n_shared_experts": (2, 2, 2, 2, 2, 3, 4, 3, 1, 2, 2, 2),
     "kv_lora_rank": (48, 48, 64, 48, 48, 48, 80, 112, 56, 48, 48, 48),
     "q_lora_rank": (72, 72, 72, 88, 72, 72, 104, 136, 120, 72, 72, 72),
     "qk_nope_head_dim": (20, 20, 20, 20, 28, 20, 36, 44, 52, 20, 20, 20),
@@ -317,7 +317,7 @@ def _switches(full: Values, own: Values, base: Probe, *, width: str) -> Iterator
 
 def _deciding(full: Values, own: Values, base: Probe, *, width: str) -> Iterator[str]:
     """Yield the keys with which a layer does something else: they have to be as they were."""
-    as_base = kinds_of(base.recording), _parameters_in(layer_in(base), base)
+    as_base = kinds_of(base.recording), _shapes_in(base)
     for key in undeclared(full, own, base):
         if (value := another(own[key])) is None:
             yield key
@@ -327,8 +327,7 @@ def _deciding(full: Values, own: Values, base: Probe, *, width: str) -> Iterator
         except VramBudgetError:
             yield key
             continue
-        found = kinds_of(other.recording), _parameters_in(layer_in(other), other)
-        if found != as_base:
+        if (kinds_of(other.recording), _shapes_in(other)) != as_base:
             yield key
 
 
@@ -403,6 +402,11 @@ def _biases_of(base: Probe, key: str, *, width: str) -> list[str]:
     without = _probe(full, _SIZES[0], "bf16", width=width)
     gone = _parameters_in(layer_in(base), base) - _parameters_in(layer_in(base), without)
     return [name.removesuffix(".bias") for name in gone]
+
+
+def _shapes_in(probe: Probe) -> list[Any]:
+    layer, rows = layer_in(probe), probe.recording.facts["parameters"]
+    return [(name, [*map(int, shape)]) for name, _, shape, *_ in rows if is_in(name, layer)]
 
 
 def _parameters_in(layer: str, probe: Probe) -> set[str]:

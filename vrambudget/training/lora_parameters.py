@@ -38,21 +38,22 @@ _QWEN_LIKE: Mapping[str, str] = {
     "up_proj": "gate_up_proj",
     "down_proj": "down_proj",
 }
+_MIXTRAL_LIKE: Mapping[str, str] = {
+    "gate": "weight",
+    "w1": "gate_up_proj",
+    "w3": "gate_up_proj",
+    "w2": "down_proj",
+}
 _PARAMETERS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "flex_olmo", "glm4_moe", "glm4_moe_lite"), _QWEN_LIKE
     ),
     **dict.fromkeys(("hunyuan_v1_moe", "olmoe", "qwen3_moe", "solar_open"), _QWEN_LIKE),
-    "mixtral": {
-        "gate": "weight",
-        "w1": "gate_up_proj",
-        "w3": "gate_up_proj",
-        "w2": "down_proj",
-    },
+    **dict.fromkeys(("minimax_m2", "mixtral"), _MIXTRAL_LIKE),
 }
 """model_type: {a target's name: the parameter that holds it now}.
 
-Qwen3's are those of types whose conversion is called "qwen2_moe".
+Qwen3's are those of types whose conversion is called "qwen2_moe", Mixtral's of "mixtral".
 
 Source: transformers/conversion_mapping.py (_MODEL_TO_CONVERSION_PATTERN), 5.17.
 """

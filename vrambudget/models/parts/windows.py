@@ -90,10 +90,15 @@ class MostLayersSlide(LayerTypesConfig):
     """All layers slide but every nth: by the type's rule, or by `sliding_window_pattern`."""
 
     full_every: ClassVar[int]
+    """0 where all layers slide that a file does not list."""
+    full_first: ClassVar[int] = 0
+    """The first layer without a window, where that is not the last of so many."""
 
     @property
     def _every(self) -> Any:
-        pattern = getattr(self, "sliding_window_pattern", self.full_every)
+        pattern = getattr(
+            self, "sliding_window_pattern", self.full_every or self.num_hidden_layers + 1
+        )
         return pattern if self.has_window else None
 
     def problems(self) -> Iterator[str]:
@@ -110,7 +115,7 @@ class MostLayersSlide(LayerTypesConfig):
     @property
     def usual_layer_kinds(self) -> list[LayerType]:
         """A window in all layers but every nth."""
-        layers = range(1, self.num_hidden_layers + 1)
+        layers = range(1 - self.full_first, self.num_hidden_layers + 1 - self.full_first)
         return ["sliding_attention" if i % self._every else "full_attention" for i in layers]
 
 
