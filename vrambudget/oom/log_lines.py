@@ -71,7 +71,7 @@ def streams(text: str) -> dict[int | None, list[LogLine]]:
     rank: int | None = None
     for number, raw in _numbered(_ANSI.sub("", text).replace("\r\n", "\n")):
         for part in _parts(raw):
-            if _PROGRESS_BAR.match(part):  # one rank draws it, every rank is as far
+            if _progress_bar(part):  # one rank draws it, every rank is as far
                 for lines in by_rank.values() or [by_rank.setdefault(None, [])]:
                     lines.append(LogLine(number, part))
                 continue
@@ -147,11 +147,15 @@ def _without_margins(text: str) -> str:
 def _parts(raw: str) -> Iterator[str]:
     """Yield one line of a file as it looked on the screen: progress bars, then what followed."""
     for part in raw.split("\r"):  # a progress bar writes over itself
-        bar = _PROGRESS_BAR.match(part)
+        bar = _progress_bar(part)
         if bar:
             yield bar[0]
         if not bar or bar.end() < len(part):
             yield part[bar.end() :] if bar else part
+
+
+def _progress_bar(text: str) -> re.Match[str] | None:
+    return _PROGRESS_BAR.match(text) if "%|" in text else None
 
 
 def frames_before(lines: list[LogLine]) -> tuple[TracebackFrame, ...]:
@@ -185,14 +189,15 @@ def _code_after(block: list[str], i: int, match: re.Match[str]) -> str:
 
 def without_progress(text: str) -> str:
     """Return the line without the progress bar that stands at its start."""
-    return _PROGRESS_BAR.sub("", text)
+    bar = _progress_bar(text)
+    return text[bar.end() :] if bar else text
 
 
 def progress_before(lines: list[LogLine]) -> int | None:
     """Return the number of the last training step that `lines` show, or None."""
     for line in reversed(lines):
-        for pattern in (_PROGRESS_BAR, _STEP):
-            hits = [*pattern.finditer(line.text)]
+        bar = _progress_bar(line.text)
+        for hits in ([bar] if bar else [], [*_STEP.finditer(line.text)]):
             if hits and not _NOT_STEPS.search(line.text[: hits[-1].start(1)]):
                 return int(hits[-1][1])
     return None
