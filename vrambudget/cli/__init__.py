@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
-from vrambudget.cli.streams import escape_what_cannot_be_encoded, put, say
+from vrambudget.cli.streams import escape_what_cannot_be_encoded, say
 from vrambudget.errors import VramBudgetError
 
 DONE, DOES_NOT_FIT, FAILED, INTERRUPTED = 0, 1, 2, 130
@@ -45,11 +45,7 @@ def _run(argv: Sequence[str]) -> int:
         )
         from vrambudget.cli.parser import parse  # noqa: PLC0415 - so that errors there are caught
 
-        try:
-            args = parse(argv)
-        except SystemExit:  # --help and --version
-            put("")  # what argparse wrote waits in the stream
-            raise
+        args = parse(argv)
     refuse_to_overwrite(args)
     if getattr(args, "compile", None):  # which takes a while
         show_progress()

@@ -1,7 +1,6 @@
 """Parse the command line, importing only the module of the command that is named."""
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from importlib import import_module
@@ -10,7 +9,7 @@ from typing import Any, NoReturn
 
 from vrambudget import __version__
 from vrambudget.cli.server_commands import in_our_words
-from vrambudget.cli.streams import say
+from vrambudget.cli.streams import put, say
 from vrambudget.cli.tips import tip_of
 from vrambudget.errors import VramBudgetError
 
@@ -59,7 +58,7 @@ class _Help(argparse.Action):
     ) -> NoReturn:
         del namespace, option_string
         assert isinstance(parser, Parser)  # noqa: S101 - it is added by one
-        parser.print(parser.help_text(everything=values == "all"))
+        put(parser.help_text(everything=values == "all"))
         parser.exit()
 
 
@@ -87,9 +86,10 @@ class Parser(argparse.ArgumentParser):
         found = super()._get_option_tuples(option_string)
         return [each for each in found if option_string.startswith(str(each[1]))]
 
-    def print(self, text: str) -> None:
-        """Print to stdout, as argparse prints its help."""
-        self._print_message(text, sys.stdout)
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or a version: argparse's own drops a disk that is full, since Python 3.14."""
+        del file
+        put(message)
 
     @property
     def option_strings(self) -> Collection[str]:
