@@ -297,12 +297,12 @@ def test_fifty_requests_at_once_are_answered(served):
 
 def test_only_who_knows_the_path_gets_files_and_only_of_the_folder(served):
     root = served.rsplit("/", 2)[0]
-    for path in ("/", "/index.html", "/x/index.html"):
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            fetched(root + path)
-    for path in ("../secret.txt", "%2e%2e/secret.txt", "missing"):
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            fetched(served + path)
+    unknown = [root + path for path in ("/", "/index.html", "/x/index.html")]
+    unknown += [served + path for path in ("../secret.txt", "%2e%2e/secret.txt", "missing")]
+    for address in unknown:
+        with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+            fetched(address)
+        caught.value.close()
 
 
 def raw(address, request):

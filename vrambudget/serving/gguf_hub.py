@@ -103,6 +103,7 @@ def _read(address: str, what: str, *, span: tuple[int, int] | None = None) -> by
             is_part = answer.status == 206  # noqa: PLR2004 - Partial Content
             found: bytes = answer.read(span[1] - span[0] if span else _MOST_BYTES)
     except HTTPError as error:
+        error.close()
         raise VramBudgetError(
             f"the hub answers {error.code} for {what}",
             hint="check its spelling; a private or gated one needs HF_TOKEN",
