@@ -1,6 +1,7 @@
 """Ask cuDNN for the answers that the package keeps: `PYTHONPATH=. python tests/cudnn_answers.py`.
 
-With `pictures` as its argument it asks for pipelines and classifiers alone, and keeps the rest.
+With `pictures` as its argument it asks for pipelines and classifiers alone, and keeps the rest;
+with names (`flux2 sdxl`), for those that begin with them.
 
 It needs a CUDA build of torch with its cuDNN (VRAMBUDGET_PYTHON), and torch and transformers for
 followed models.
@@ -52,9 +53,10 @@ def ask_of_records() -> None:
 
 GPUS = ("a100-80gb", "RTX 3060", "RTX 4090", "h100")
 PICTURES = (
-    *(f"flux-dev --only {phase} --resolution {r}" for phase in ("decode", "encode-images")
-      for r in (512, 768, 1024)),
+    *(f"{name} --only {phase} --resolution {r}" for name in ("flux-dev", "flux2-klein-4b")
+      for phase in ("decode", "encode-images") for r in (512, 768, 1024)),
     "flux-dev --only decode --resolution 832x1216",
+    "flux2-klein-4b --only decode --resolution 832x1216",
     *(f"sdxl --precision fp16 --only {phase} --resolution {r} --batch {b}"
       for phase in ("decode", "denoise") for r in (512, 768, 1024) for b in (1, 2, 4)),
     "sdxl", "sdxl --batch 4", "sdxl --train lora", "sdxl --train lora --batch 2 --checkpointing",
@@ -73,8 +75,9 @@ PICTURES = (
 )  # fmt: skip
 
 
-def ask_of_pictures() -> None:
-    for words, gpu in product(PICTURES, GPUS):
+def ask_of_pictures(names: tuple[str, ...]) -> None:
+    asked = [words for words in PICTURES if words.startswith(names or "")]
+    for words, gpu in product(asked, GPUS):
         print(words, gpu, flush=True)  # noqa: T201
         main_of([*words.split(), "--gpu", gpu, "-o", "/dev/null", "--format", "json"])
 
@@ -82,7 +85,7 @@ def ask_of_pictures() -> None:
 def main() -> None:
     cudnn = installed()
     assert cudnn is not None
-    only_pictures = sys.argv[1:] == ["pictures"]
+    only_pictures = bool(sys.argv[1:])
     asked: dict[str, int] = dict(answers._kept()["answers"]) if only_pictures else {}  # noqa: SLF001
     answers._kept = lambda: {"version": "", "answers": {}}  # noqa: SLF001 - all is asked anew
     ask = apart.ask_apart
@@ -95,7 +98,7 @@ def main() -> None:
         return found, drives
 
     apart.ask_apart = noted
-    ask_of_pictures()
+    ask_of_pictures(tuple(name for name in sys.argv[1:] if name != "pictures"))
     if not only_pictures:
         ask_of_patches()
         ask_of_records()

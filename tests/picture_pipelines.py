@@ -23,6 +23,11 @@ class Tokenizer:
         """Return the text as one token: it has no embedding of its own."""
         return [text]
 
+    def apply_chat_template(self, messages: list[Any], *, tokenize: bool, **options: Any) -> Any:
+        """Return the text of each conversation, or its tokens."""
+        rows = ["a prompt" for _ in messages] if isinstance(messages[0], list) else "a prompt"
+        return self(rows, **options) if tokenize else rows
+
     def __call__(self, text: str | list[str], *_: Any, **options: Any) -> Any:
         """Return token ids and their mask."""
         _, transformers = libraries()
@@ -34,7 +39,7 @@ class Tokenizer:
         return transformers.BatchEncoding({"input_ids": ids, "attention_mask": ids.clone()})
 
 
-DEPTHS = ("num_layers", "num_single_layers", "num_hidden_layers", "num_refiner_layers")
+DEPTHS = ("num_layers", "num_single_layers", "num_hidden_layers", "num_refiner_layers", "n_layers")
 """Keys that say how often a layer recurs: recorded at a few, played at any."""
 
 
@@ -55,7 +60,7 @@ def shortened(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _short_for_schedule(keys: dict[str, Any]) -> dict[str, Any]:
     """Return keys with few layers, but of models whose states of all layers a pipeline holds."""
-    return keys if re.search("CLIP|Llama", keys["class"]) else shortened(keys)[0]
+    return keys if re.search("CLIP|Llama|Mistral|Qwen", keys["class"]) else shortened(keys)[0]
 
 
 def pipeline(card: dict[str, Any], precision: str, length: int | None = None) -> Any:

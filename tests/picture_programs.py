@@ -45,15 +45,17 @@ _NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 def cases_of(own: dict[str, Any]) -> tuple[list[Sizes], list[Sizes]]:
     """Return the sizes at which a pipeline is recorded, and those at which it is checked."""
     step = own.get("recorded_step", own["multiple"])
-    base = {"batch": 2, "height": 4 * step, "width": 5 * step}
-    further = {"batch": 1, "height": step, "width": step}
+    base = {"batch": own.get("pictures", 2), "height": 4 * step, "width": 5 * step}
+    further = {"batch": 0 if "pictures" in own else 1, "height": step, "width": step}
     if own["frames_step"]:
         base["frames"], further["frames"] = 4 * own["frames_step"] + 1, own["frames_step"]
     if own.get("length"):
         base["length"], further["length"] = 48, 16
     cases = [base]
-    cases += [{**base, key: base[key] + further[key]} for key in base]
+    cases += [{**base, key: base[key] + further[key]} for key in base if further[key]]
     cases += [{key: base[key] + n * further[key] for key in base} for n in (2, 3)]
+    if own.get("recorded_tall"):
+        cases.append({**base, "height": base["width"] + further["height"]})
     checks = [{key: base[key] + n * further[key] for key in base} for n in (4, 6)]
     checks[1]["batch"] = 1
     return cases, checks
@@ -85,6 +87,8 @@ def record_pipeline(name: str, only: str = "") -> None:
         for kind in kinds:
             word = kind if call == "forward" else call
             path = folder / f"{program_name(own, component)}.{word}.program"
+            single = path.with_suffix(f".1{path.suffix}")
+            path = single if own.get("pictures") == 1 and single.is_file() else path
             try:
                 targets = own[_TARGETS[kind]] if kind in _TARGETS else ()
                 _Calls(own["components"][component], kind, calls, say, targets).record(path)

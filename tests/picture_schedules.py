@@ -4,6 +4,7 @@
     run               a component is called: its inputs, sizes, and the outputs that are held after
     cast              a component's weights change their type (the VAE goes to float32)
     rows              what is made for each picture of the batch in turn: how often, and one's rows
+    rebind            in them: what the picture before has made dies
 
 The call runs without gradients, so allocations are all that it leaves; each component's call is a
 program of its own (picture_components), recorded from the arguments that are seen here.
@@ -35,7 +36,8 @@ from vrambudget.traced.tensor import dtype_of
 
 CALLS = ("forward", "encode", "decode")
 STEPS = 2  # of the scheduler: all are identical; a second expert has one of its own
-_MOST = 12  # rows that are looked at as one picture's
+_MOST = 20  # rows that are looked at as one picture's
+_MOST_REBOUND = 4  # of them that free what the picture before has left
 Sizes = dict[str, int]
 Labels = dict[int, int]
 
@@ -63,7 +65,7 @@ def schedule_of(card: dict[str, Any], sizes: Sizes, precision: str) -> Schedule:
 
     def generate(*_: Any) -> Any:
         with on_the_gpu(type(pipe)), torch.no_grad():
-            made = pipe(["a prompt"] * sizes["batch"], **_arguments(type(pipe), sizes)).values()
+            made = pipe(**_arguments(type(pipe), sizes), **card.get("call", {})).values()
         heard.since(len(context.tape.events))
         return made
 
@@ -74,6 +76,7 @@ def schedule_of(card: dict[str, Any], sizes: Sizes, precision: str) -> Schedule:
 def _arguments(kind: type, sizes: Sizes) -> dict[str, Any]:
     known = inspect.signature(kind.__call__).parameters
     given = {
+        "prompt": ["a prompt"] * sizes["batch"],
         "height": sizes["height"],
         "width": sizes["width"],
         "num_frames": sizes.get("frames"),
@@ -196,31 +199,62 @@ def merged(cases: list[Sizes], schedules: list[Schedule], precisions: list[str])
 def folded(schedules: list[list[Row]], batches: list[int]) -> list[list[Row]]:
     """Return schedules with what each does as often as its batch written once, under `rows`.
 
-    There a label is one tensor of each picture, all of one size; `free` frees the youngest.
+    There a label is one tensor of each picture, all of one size; `free` frees the youngest, and
+    `rebind` all but the youngest: a loop's variable holds one until the next picture has its own.
     """
-    found, rest = [list[Row]() for _ in schedules], [*schedules]
+    found, rest = [list[Row]() for _ in schedules], [[*rows] for rows in schedules]
     names: list[Labels] = [{} for _ in schedules]
     while any(rest):
+        for rows, own in zip(rest, names, strict=True):
+            _sort_frees(rows, own)
         every = [*zip(rest, batches, names, strict=True)]
-        length = next((n for n in range(1, _MOST) if all(_recurs(*x, n) for x in every)), 0)
-        for i, (rows, batch, _) in enumerate(every):
-            body, _ = _named(rows[: length or 1], names[i])
-            found[i] += [("rows", [batch, [[*row] for row in body]])] if length else body
-            parts = [rows[n * length :][:length] for n in range(batch)] if length else [rows[:1]]
-            names[i] = {k: v for part in parts for k, v in _named(part, names[i])[1].items()}
-            rest[i] = rows[sum(map(len, parts)) :]
+        lengths = ((n, more) for n in range(1, _MOST) for more in range(min(n, _MOST_REBOUND)))
+        loops = ([_loop(*x, *length) for x in every] for length in lengths)
+        loop = next((parts for parts in loops if all(parts)), None)
+        for i, (rows, batch, own) in enumerate(every):
+            if loop is None:
+                body, names[i] = _named(rows[:1], own)
+                found[i] += body
+                rest[i] = rows[1:]
+                continue
+            found[i] += [("rows", [batch, [[*row] for row in loop[i][-1][0]]])]
+            names[i] = {k: v for _, labels in loop[i] for k, v in labels.items()}
+            rest[i] = rows[sum(len(body) for body, _ in loop[i]) :]
     return found
 
 
-def _recurs(rows: list[Row], batch: int, names: Labels, length: int) -> bool:
-    """Whether so many rows, which make and free, stand here as often as the batch is large."""
-    parts = [_named(rows[n * length :][:length], names)[0] for n in range(batch)]
-    own = len(parts[0]) == length and {word for word, _ in parts[0]} <= {"new", "free"}
-    return own and all(part == parts[0] for part in parts)
+def _sort_frees(rows: list[Row], names: Labels) -> None:
+    """Sort the frees at the beginning by what they free: their order changes nothing."""
+    count = next((n for n, (word, _) in enumerate(rows) if word != "free"), len(rows))
+    rows[:count] = sorted(rows[:count], key=lambda row: (names.get(row[1], row[1]), row[1]))
 
 
-def _named(rows: list[Row], names: Labels) -> tuple[list[Row], Labels]:
-    """Return rows by other labels, and those: the next numbers where there are none."""
+def _loop(
+    rows: list[Row], batch: int, names: Labels, length: int, rebound: int
+) -> list[tuple[list[Row], Labels]]:
+    """Return what is done for each picture, rows and labels, where a loop begins; else nothing.
+
+    So many rows free what the picture before has left, so the first one has none of them.
+    """
+    parts, at, before = list[tuple[list[Row], Labels]](), 0, Labels()
+    for size in (length - rebound, *[length] * (batch - 1)):
+        body, labels = _named(rows[at:][:size], names, before)
+        parts.append((body, labels))
+        at, before = at + size, labels
+    body = parts[-1][0]
+    own = len(body) == length and {word for word, _ in body} <= {"new", "free", "rebind"}
+    first = [row for row in body if row[0] != "rebind"]
+    is_loop = own and parts[0][0] == first and all(part == body for part, _ in parts[1:])
+    return parts if is_loop and len(first) == length - rebound else []
+
+
+def _named(
+    rows: list[Row], names: Labels, before: Labels | None = None
+) -> tuple[list[Row], Labels]:
+    """Return rows by other labels, and those: the next numbers where there are none.
+
+    `before`: the labels of the picture before, whose tensors are freed where others take over.
+    """
     names, found, following = dict(names), list[Row](), count(max(names.values(), default=-1) + 1)
 
     def name(label: int | None) -> int | None:
@@ -229,7 +263,9 @@ def _named(rows: list[Row], names: Labels) -> tuple[list[Row], Labels]:
         return None if label is None else names[label]
 
     for word, row in rows:
-        if word == "free":
+        if word == "free" and before and row in before and row not in names:
+            found.append(("rebind", before[row]))
+        elif word == "free":
             found.append((word, name(row)))
         elif word == "new":
             found.append((word, [name(row[0]), *row[1:]]))

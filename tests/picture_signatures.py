@@ -16,12 +16,22 @@ from vrambudget.traced.known import Known, of_tensor
 from vrambudget.traced.tensor import dtype_of
 from vrambudget.training.inputs import Input
 
+_COUNT = "_count"  # ends the name of how many items a list has
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a tensor, or a whole number, stands in a call's arguments."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A list of identical items, one for each picture: the item, and where their number stands."""
+
+    item: Any
+    count: str
 
 
 @dataclass(slots=True)
@@ -70,6 +80,9 @@ class Component:
 
         found = copy(self)
         found.shapes = {name: one(x, other.shapes[name]) for name, x in self.shapes.items()}
+        numbers = self.signature.sizes.items()
+        alone = {name: 1 if name.endswith(_COUNT) else n for name, n in numbers}
+        found.signature = replace(self.signature, sizes=alone)
         return found
 
     def known(self) -> dict[str, Known]:
@@ -102,12 +115,26 @@ def _placed(value: Any, name: str, into: Signature) -> Any:
         return Place(name)
     if isinstance(value, Mapping):
         return {k: _placed(x, f"{name}_{k}" if name else str(k), into) for k, x in value.items()}
+    if isinstance(value, list) and _is_nested(value) and value == value[:1] * len(value):
+        into.sizes[count := f"{name}{_COUNT}"] = len(value)
+        return Repeated(_placed(value[0], f"{name}_0", into), count)
     if isinstance(value, list | tuple):
         found = [_placed(x, f"{name}_{i}", into) for i, x in enumerate(value)]
         return found if isinstance(value, list) else tuple(found)
     if value is None or isinstance(value, bool | float | str):
         return value
     raise NotModelledError(f"an argument {name} of type {type(value).__name__}")
+
+
+def _is_nested(value: list[Any]) -> bool:
+    """Whether a list has lists of numbers as its items."""
+    return bool(value) and isinstance(value[0], list | tuple) and not _has_tensors(value[0])
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_tensors, value))
+    return isinstance(value, torch.Tensor)
 
 
 class Caller(torch.nn.Module):
@@ -120,16 +147,22 @@ class Caller(torch.nn.Module):
         self._sizes = component.signature.sizes
 
     def forward(self, **given: torch.Tensor) -> Any:
-        """Return what the component returns."""
+        """Return what the component returns.
 
-        def filled(value: Any) -> Any:
+        Of a list's identical items no comparison is noted (max(height, width) is no expression):
+        pictures that are wide and tall are among the probes ("recorded_tall").
+        """
+
+        def filled(value: Any, number: type[int] = Size) -> Any:
             if isinstance(value, Place):
                 own = given.get(value.name)
-                return Size(self._sizes[value.name]) if own is None else own
+                return number(self._sizes[value.name]) if own is None else own
+            if isinstance(value, Repeated):
+                return [filled(value.item, int)] * self._sizes[value.count]
             if isinstance(value, dict):
-                return {k: filled(x) for k, x in value.items()}
+                return {k: filled(x, number) for k, x in value.items()}
             if isinstance(value, list | tuple):
-                return type(value)(filled(x) for x in value)
+                return type(value)(filled(x, number) for x in value)
             return value
 
         return getattr(self.part, self._call)(**filled(self._tree))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from vrambudget import dtypes
+from vrambudget.engine.autocast import to
 from vrambudget.engine.autograd import Node, run_backward
 from vrambudget.engine.context import Platform, context, recording
 from vrambudget.engine.tensor import Parameter, Tensor, empty
@@ -67,6 +68,16 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any], Callable[..., 
         [(B, T, C), (C,), (C,)],
         norm.layer_norm,
         lambda x, w, b: F.layer_norm(x, (C,), w, b),
+    ),
+    "rms norm, weight of another type": (
+        [(B, T, C), (C,)],
+        lambda x, w: norm.rms_norm(to(x, dtypes.bfloat16), w),
+        lambda x, w: F.rms_norm(x.bfloat16(), (C,), w),
+    ),
+    "rms norm, weight of 16 bits": (
+        [(B, T, C), (C,)],
+        lambda x, w: norm.rms_norm(x, to(w, dtypes.bfloat16)),
+        lambda x, w: F.rms_norm(x, (C,), w.bfloat16()),
     ),
     "contiguous": (
         [(B, T, C)],
@@ -163,6 +174,7 @@ def torch_saved_bytes(run: Callable[[], Any]) -> list[int]:
     return sorted(saved.values())
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("case", CASES)
 def test_an_operation_keeps_what_autograd_keeps(case: str) -> None:
     shapes, ours, theirs = CASES[case]

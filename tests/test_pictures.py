@@ -40,6 +40,7 @@ def test_a_card_names_its_source_and_the_class_of_each_component(name):
         ("cogvideox-5b", 5_570_283_072),
         ("flux-dev", 11_901_408_320),
         ("flux-schnell", 11_891_178_560),
+        ("flux2-klein-4b", 3_875_544_576),
         ("hunyuanvideo", 12_821_012_544),
         ("ltx-video", 1_923_385_472),
         ("sd-1.5", 859_520_964),
@@ -56,7 +57,7 @@ def test_a_denoiser_has_as_many_parameters_as_its_class_makes(name, count, capsy
     assert json.loads(capsys.readouterr().out)["parameters"]["total"] == count
 
 
-@pytest.mark.parametrize("word", ["flux.2-dev", "mochi-1", "z-image-turbo"])
+@pytest.mark.parametrize("word", ["ltx-2", "mochi-1", "z-image"])
 def test_what_was_not_recorded_is_refused_with_the_command_that_answers(word, capsys):
     assert main([word, "--resolution", "640", "--gpu", "12GB"]) == 2
     assert "vrambudget rehearse --gpu GPU -- " in " ".join(capsys.readouterr().err.split())
@@ -67,10 +68,9 @@ def test_a_video_of_few_frames_names_those_that_were_recorded(capsys):
     assert "recorded at 9 frames and more\n  tip: --frames 9" in capsys.readouterr().err
 
 
-def test_of_a_pipeline_whose_vae_alone_was_recorded_nothing_else_is_said(capsys):
-    for words in (["qwen-image"], ["qwen-image", "--only", "denoise"], ["plan", "qwen-image"]):
-        assert main([*words, "--gpu", "24GB"]) == 2
-        assert "recorded" in capsys.readouterr().err
+def test_pictures_that_were_recorded_one_at_a_time_are_refused_in_batches(capsys):
+    assert main(["z-image-turbo", "--batch", "2", "--gpu", "24GB"]) == 2
+    assert "recorded one picture at a time" in capsys.readouterr().err
 
 
 def test_a_version_of_torch_that_is_none_is_an_error(capsys):
@@ -194,6 +194,28 @@ def test_what_a_pipeline_makes_for_each_picture_is_recorded_once():
             ("rows", [batch, [["free", 2]]]),
             ("free", 3),
         ]
+
+
+def test_a_variable_of_a_loop_over_pictures_holds_one_until_the_next_has_its_own():
+    """Flux2Pipeline._unpack_latents_with_ids binds `flat_ids` anew for each picture."""
+    pytest.importorskip("torch")
+    from picture_schedules import folded  # noqa: PLC0415
+
+    def schedule(batch, size):
+        rows, before = [], []
+        for n in range(0, 3 * batch, 3):
+            rows += [("new", [n, [size], "int64", "mul"]), ("new", [n + 1, [size], "int64", "add"])]
+            rows += [("free", n), *before, ("new", [n + 2, [size, 4], "half", "zeros"])]
+            before = [("free", n + 1)]
+        return [*rows, *(("free", n) for n in range(2, 3 * batch, 3)), *before]
+
+    cases = [(2, 8), (5, 24)]
+    for (batch, size), found in zip(
+        cases, folded([schedule(*x) for x in cases], [2, 5]), strict=True
+    ):
+        one = [["new", [0, [size], "int64", "mul"]], ["new", [1, [size], "int64", "add"]]]
+        one += [["free", 0], ["rebind", 1], ["new", [2, [size, 4], "half", "zeros"]]]
+        assert found == [("rows", [batch, one]), ("free", 1), ("rows", [batch, [["free", 2]]])]
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,18 @@ dbias are first summed in parts [parts, C], which takes a second result and a su
 Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (LayerNormBackwardKernelImplInternal,
 ConfigureAndLaunchGammaBetaBackwardKernel); layer_norm.cpp (rms_norm_symint); derivatives.yaml
 (native_layer_norm, _fused_rms_norm).
-Not modelled: layer_norm of an x and a weight of two types (PyTorch refuses it); rms_norm of two
-types (PyTorch composes it of other operations).
+Not modelled: layer_norm of an x and a weight of two types (PyTorch refuses it).
 """
 
 from collections.abc import Sequence
 
 from vrambudget.dtypes import DType, float32
-from vrambudget.engine.autocast import full_precision
+from vrambudget.engine.autocast import full_precision, to
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, numel
-from vrambudget.errors import NotModelledError
-from vrambudget.ops.reduce import sum_to_size
+from vrambudget.ops.elementwise import mul, pow_scalar, rsqrt
+from vrambudget.ops.reduce import mean_last, sum_to_size
 from vrambudget.ops.shape import contiguous
 
 _WARP = 32
@@ -44,11 +43,20 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
     """Return x divided by its root mean square, times weight. Raises ShapeError."""
     if weight is not None and weight.dtype is not x.dtype:
-        raise NotModelledError(
-            f"rms_norm of {x.dtype} by a weight of {weight.dtype} is not modelled",
-            hint="use the type of the activations for the weight",
-        )
+        return _composed(x, weight)
     return _normalised("rms_norm", x, weight, None, statistics=1)
+
+
+def _composed(x: Tensor, weight: Tensor) -> Tensor:
+    """Return what rms_norm does, as PyTorch composes it where the weight has another type than x.
+
+    Source: aten/src/ATen/native/layer_norm.cpp (rms_norm_composite).
+    """
+    wide = to(x, float32) if x.dtype.itemsize < float32.itemsize else x
+    squares = pow_scalar(wide)
+    scale = rsqrt(mean_last(squares))
+    del squares  # a temporary of C++ until the statement ends
+    return to(mul(mul(wide, scale), weight), x.dtype)
 
 
 def _normalised(

@@ -8,6 +8,7 @@ A card has these keys; TOML has no null, in a component it is written "null".
     pipeline = "WanPipeline"              diffusers' class
     precision = "bf16"                    of its weights
     multiple = 16                         height and width are multiples of it
+    pictures = 1                          recorded so many at once alone: its code loops over them
     recorded_step = 64                    at such alone, where the model's code rounds otherwise
     resolution = [480, 832]               if none is named: height, width
     frames = 81, frames_step = 4          if none are named; they are 4 n + 1
@@ -17,6 +18,7 @@ A card has these keys; TOML has no null, in a component it is written "null".
 
     [components.NAME]                     class = "diffusers.X", and its configuration
     [options]                             of the pipeline's class
+    [call]                                arguments of a generation, as its authors give them
 """
 
 import os
@@ -30,7 +32,7 @@ from vrambudget.config.cards import card_text, cards_folder, picture_names, plai
 from vrambudget.config.config_file import read_config
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
-_NOT_RECORDED = re.compile(r"(z-?image|ltx-?2|flux\.?-?2|mochi)[-.\w]*")  # what people ask for
+_NOT_RECORDED = re.compile(r"(z-?image|ltx-?2|mochi|hidream|sana)[-.\w]*")  # what people ask for
 _INDEX = "model_index.json"
 _USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step": 0, "options": {}}
 

@@ -69,12 +69,6 @@ def generated(job: PictureJob, platform: Platform, *, in_full: bool = False) -> 
     """
     program = schedule_of(job)
     check_in_parts(job)
-    alone = program.source.get("only", [job.only])
-    if job.only not in alone:
-        raise NotModelledError(
-            f"of {job.card['title']} only --only {' and '.join(alone)} was recorded",
-            hint="`vrambudget rehearse --gpu GPU -- python generate.py` runs any pipeline",
-        )
     with recording(platform, ModelOptions(dtype=TYPES[PRECISIONS[job.precision]])) as tape:
         if job.only:
             return _alone(job, program, tape, in_full=in_full)
@@ -185,6 +179,8 @@ class _Playing:
                 self._new(row)
             elif word == "free":
                 del self.held[row][-1:]
+            elif word == "rebind":
+                del self.held[row][:-1]
             elif word == "rows":
                 self._play(row[1] * self._values.of(row[0]))
             elif word == "cast":

@@ -82,6 +82,11 @@ def picture_job(
             raise VramBudgetError(
                 f"--{word} is {getattr(job, word)}; it should be from 1 to {_LARGEST:,}"
             )
+    if job.batch > own.get("pictures", job.batch):
+        raise NotModelledError(
+            f"--batch is {job.batch}; {own['title']} was recorded one picture at a time",
+            hint="`vrambudget rehearse --gpu GPU -- python generate.py` runs any pipeline",
+        )
     _check_together(job)
     return job
 

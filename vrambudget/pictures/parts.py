@@ -154,12 +154,15 @@ class PipelinePart:
                         v.storage = empty(v.shape, dtype).storage
 
     def call(self, inputs: Sequence[Tensor], numbers: Mapping[str, int]) -> list[Tensor]:
-        """Return the outputs of a call."""
+        """Return the outputs of a call, in transformers' order: keys and values come second."""
         context.options = replace(context.options, dtype=self.dtype)
         self.model.numbers = numbers
         names = [name for name, *_ in self.program.inputs]
         outputs = self.model(**dict(zip(names, inputs, strict=True)))
-        return [outputs.logits, *outputs.others]
+        others = outputs.others
+        if self.program.result.get("cached"):
+            others = *others[-1], *others[:-1]
+        return [outputs.logits, *others]
 
     def blocks(self) -> list[Module]:
         """Return the blocks of the denoiser, in the order in which they run."""

@@ -47,7 +47,7 @@ KINDS = {
 MAPPINGS = {"key": "keys", "size": "sizes"}
 LISTS = {"guard": "guards", "stack": "stacks", "effects": "effects", "input": "inputs"}
 HEADS = frozenset({"source", "body", "key", "size", "guard", "stack", "input"})
-BUILT = frozenset({"new", "free", "weight", "buffer", "module", "run", "cast", "rows"})
+BUILT = frozenset({"new", "free", "weight", "buffer", "module", "run", "cast", "rows", "rebind"})
 _NAME = re.compile(r"t\d+(\.\d+)?")
 
 _NAMES = (
