@@ -57,7 +57,7 @@ def test_a_denoiser_has_as_many_parameters_as_its_class_makes(name, count, capsy
     assert json.loads(capsys.readouterr().out)["parameters"]["total"] == count
 
 
-@pytest.mark.parametrize("word", ["ltx-2", "mochi-1", "z-image"])
+@pytest.mark.parametrize("word", ["ltx-2", "mochi-1", "z-image-omni"])
 def test_what_was_not_recorded_is_refused_with_the_command_that_answers(word, capsys):
     assert main([word, "--resolution", "640", "--gpu", "12GB"]) == 2
     assert "vrambudget rehearse --gpu GPU -- " in " ".join(capsys.readouterr().err.split())

@@ -252,7 +252,8 @@ def _histc(args: Any, _result: Any) -> None:
 
 
 def _topk(args: Any, result: Any) -> bool:
-    dim, _, in_order = (*args[2:], *(-1, True, True)[len(args) - 2 :])
+    usual = (None, None, -1, True, True)  # dim, largest, sorted
+    dim, _, in_order = [*args, *usual[len(args) :]][2:]
     return topk_buffers(args[0], result[0].shape, dim, in_order=in_order)
 
 

@@ -47,18 +47,23 @@ def picture_name(word: str) -> str | None:
         return plain
     if os.path.exists(word):  # noqa: PTH110 - of any text; a file, or a folder of one's own
         return _of_files(Path(word))
+    wanted = _bare(word)
     for name in picture_names():
         ids = card(name)["repositories"]
         own = ids if "/" in word else [name, *(n.partition("/")[2] for n in ids)]
-        wanted, *known = (plain_name(each).replace(".", "") for each in (word, *own))
-        if wanted in known:
+        if wanted in map(_bare, own):
             return name
-    if _NOT_RECORDED.fullmatch(plain.removesuffix(".pt")):
+    begins_another = any(_bare(name).startswith(wanted) for name in picture_names())
+    if _NOT_RECORDED.fullmatch(plain.removesuffix(".pt")) and not begins_another:
         raise NotModelledError(
             f"{word} was not recorded, so it is not known by name",
             hint="`vrambudget rehearse --gpu GPU -- python generate.py` runs its code",
         )
     return None
+
+
+def _bare(word: str) -> str:
+    return plain_name(word).replace(".", "")
 
 
 def _of_files(path: Path) -> str | None:
