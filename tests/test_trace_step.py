@@ -220,6 +220,30 @@ def test_what_a_step_changes_is_put_back():
     assert type(model.weight) is torch.nn.Parameter
 
 
+class Trainer:
+    def __init__(self):
+        self.model, self.mean = torch.nn.Linear(8, 8), torch.zeros(8)
+
+    def step(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * self.model(x).mean(0).detach()
+
+
+def test_tensors_that_a_step_puts_others_in_the_place_of_are_put_back():
+    trainer, state, center, log = Trainer(), {"seen": torch.zeros(8)}, torch.zeros(8), []
+    before = trainer.mean, state["seen"], center
+
+    def step(x):
+        nonlocal center
+        trainer.step(x)
+        state["seen"] = state["seen"] + trainer.mean
+        center = center + state["seen"]
+        log.append(center)
+
+    budget = vrambudget.trace(step, torch.ones(2, 8), gpu="a100-80gb", steps=2)
+    assert all(x is y for x, y in zip((trainer.mean, state["seen"], center), before, strict=True))
+    assert budget == vrambudget.trace(step, torch.ones(2, 8), gpu="a100-80gb", steps=2)
+
+
 def test_a_report_says_what_was_followed():
     budget = traced("checkpoints", steps=2)
     text = " ".join(str(budget).split())

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from vrambudget.compiled.private import FakeTensor
+
 _LIBRARIES = {"torch", "numpy", "transformers", "datasets", "accelerate", "tqdm", "vrambudget"}
 _STATEFUL = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
@@ -24,6 +26,7 @@ class Found:
         self.modules: list[torch.nn.Module] = []
         self.stateful: list[Any] = []
         self.tensors: list[torch.Tensor] = []
+        self.places: list[tuple[Any, Any, torch.Tensor]] = []  # holder, key, and what it had
         self._seen: dict[int, Any] = {}
 
     @property
@@ -46,6 +49,8 @@ class Found:
             else:
                 if isinstance(item, _STATEFUL):
                     self.stateful.append(item)
+                held = [(at, key, _get(at, key)) for at, key in _places(item)]
+                self.places += [place for place in held if isinstance(place[2], torch.Tensor)]
                 stack += reversed([*_behind(item)])
 
 
@@ -72,8 +77,33 @@ def _behind(item: Any) -> Iterator[Any]:
             yield from _used(item)
     elif isinstance(item, torch.optim.Optimizer):
         yield from (x for group in item.param_groups for x in group["params"])
-    elif not isinstance(item, type | types.ModuleType) and _is_own(type(item).__module__):
-        yield from getattr(item, "__dict__", {}).values()
+    elif _has_own_attributes(item):
+        yield from vars(item).values()
+
+
+def _places(item: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield where an object holds others: a dict, list or cell of a function, and the key."""
+    if isinstance(item, dict):
+        yield from ((item, key) for key in item)
+    elif isinstance(item, list):
+        yield from ((item, i) for i in range(len(item)))
+    elif isinstance(item, types.FunctionType) and _is_own(item.__module__):
+        yield from ((cell, None) for cell in item.__closure__ or ())
+        yield from ((item.__globals__, name) for name in _names(item.__code__))
+    elif _has_own_attributes(item):
+        yield from ((vars(item), name) for name in vars(item))
+
+
+def _get(holder: Any, key: Any) -> Any:
+    try:
+        return holder.cell_contents if isinstance(holder, types.CellType) else holder[key]
+    except (ValueError, LookupError):  # a name that nothing was bound to yet, an entry that is gone
+        return None
+
+
+def _has_own_attributes(item: Any) -> bool:
+    is_code = isinstance(item, type | types.ModuleType)
+    return not is_code and _is_own(type(item).__module__) and hasattr(item, "__dict__")
 
 
 def _is_own(module: str | None) -> bool:
@@ -101,7 +131,10 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 @contextmanager
 def as_they_were(found: Found) -> Iterator[None]:
-    """Put back what a step changes: attributes of modules, states of optimizers and schedulers."""
+    """Put back what a step changes: attributes of modules, states of optimizers and schedulers.
+
+    And tensors that it put others in the place of (`state["center"] = ...`); lists stay longer.
+    """
     modules = [module for root in found.modules for module in root.modules()]
     kept = [(x, _copied(vars(x))) for x in (*modules, *found.stateful)]
     numbers = [(x, x.clone()) for x in _host_numbers(found)]
@@ -113,6 +146,13 @@ def as_they_were(found: Found) -> Iterator[None]:
             vars(x).update(attributes)
         for x, value in numbers:
             x.copy_(value)
+        for holder, key, tensor in found.places:
+            if not isinstance(_get(holder, key), FakeTensor):
+                continue
+            if isinstance(holder, types.CellType):
+                holder.cell_contents = tensor
+            else:
+                holder[key] = tensor
 
 
 def _copied(value: Any, depth: int = 3) -> Any:
