@@ -77,6 +77,7 @@ TINY: dict[str, dict[str, Any]] = {
     "jais2": {**GROUPED, "head_dim": 8},
     "llama": GROUPED,
     "minimax_m2": {**EXPERTS, "head_dim": 16, "num_local_experts": 4},
+    "ministral": {**GROUPED, "head_dim": 16, "sliding_window": 8},
     "ministral3": {**GROUPED, "head_dim": 16},
     "mistral": {**GROUPED, "sliding_window": 8},
     "mixtral": {**EXPERTS, "num_local_experts": 4},
