@@ -18,13 +18,15 @@ _ANSWER = "import sys; sys.path = sys.argv[1:]; import vrambudget.rehearse.cudnn
 
 def ask_apart(*question: object) -> Any:
     """Return what `asking.ask` says, and whether it had a driver. Raises EOFError or OSError."""
-    connection, _ = _started(os.getpid())
+    connection, process = _started(os.getpid())
     try:
         connection.send(question)
         return connection.recv()
     except BaseException as error:
         connection.close()
         if not isinstance(error, EOFError | OSError):  # an interrupt: another answers the next
+            process.kill()
+            process.wait()
             _started.cache_clear()
         raise
 
