@@ -57,6 +57,7 @@ PICTURES = (
       for phase in ("decode", "encode-images") for r in (512, 768, 1024)),
     "flux-dev --only decode --resolution 832x1216",
     "flux2-klein-4b --only decode --resolution 832x1216",
+    "flux2-klein-4b --only decode --batch 2 --resolution 768x1024",
     *(f"sdxl --precision fp16 --only {phase} --resolution {r} --batch {b}"
       for phase in ("decode", "denoise") for r in (512, 768, 1024) for b in (1, 2, 4)),
     "sdxl", "sdxl --batch 4", "sdxl --train lora", "sdxl --train lora --batch 2 --checkpointing",
@@ -67,6 +68,7 @@ PICTURES = (
     *(f"qwen-image --only {phase} --precision fp16 --resolution {r}"
       for phase in ("decode", "encode-images")
       for r in (512, 768, "832x1248", 1024, "1088x1920", 1280, "1536x1024", 1536, 1792, 2048)),
+    *(f"qwen-image --only decode --resolution {r}" for r in (512, 768, 1024, "928x1664")),
     *(f"wan2.1-1.3b --only decode --resolution {r}" for r in ("480x832", "832x480", "720x1280")),
     "wan2.1-1.3b --train lora --checkpointing --latents encoded", "cogvideox-5b --only decode",
     "ltx-video --only decode",
