@@ -9,6 +9,7 @@ A card has these keys; TOML has no null, in a component it is written "null".
     precision = "bf16"                    of its weights
     multiple = 16                         height and width are multiples of it
     pictures = 1                          recorded so many at once alone: its code loops over them
+    recorded_tall = true                  recorded at a tall picture, too: its code compares sides
     recorded_step = 64                    at such alone, where the model's code rounds otherwise
     resolution = [480, 832]               if none is named: height, width
     frames = 81, frames_step = 4          if none are named; they are 4 n + 1
