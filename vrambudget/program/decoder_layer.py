@@ -28,7 +28,7 @@ class PlayedDecoderLayer(Laid, CheckpointedLayer):
         self,
         hidden_states: Tensor,
         rotary: Rotary | tuple[()],
-        mask: Tensor | tuple[Tensor | None, ...] | None,  # all that it takes, if it is a tuple
+        mask: Tensor | tuple[Tensor | None, ...] | None,  # or all that it takes
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
@@ -46,7 +46,8 @@ class PlayedDecoderLayer(Laid, CheckpointedLayer):
         part = parts.layer
         env: Env = state.parameters(part.fixed)
         given: Any = hidden_states, *rotary, mask  # without a mask its name is None's
-        if isinstance(mask, tuple):
+        if config.bodies:
+            assert isinstance(mask, tuple)  # noqa: S101 - its body is a program
             given = hidden_states, *mask
         elif config.reads_positions:
             given = *given, position_ids
