@@ -97,7 +97,7 @@ def _edited(**changes):
     [
         ("", "not JSON"),
         ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "nested too deep"),
         ("[]", "not a JSON object"),
         ("{}", "schema is None"),
         (_edited(schema=2), "schema is 2"),

@@ -81,7 +81,7 @@ REPLICATED = {
 }
 ALTERNATING = {"cohere2", "exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3"}
 # of 20 layers; four, where nothing is said
-TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
+TRACED = dict.fromkeys((*ALTERNATING, "cwm", "smollm3"), 7)  # layers of two kinds
 
 
 def scenario_of(name, fields, values=None, layers=9):

@@ -41,6 +41,7 @@ TINY = {
     "deepseek_v2": {"num_hidden_layers": 2, "num_experts_per_tok": 2},
     "glm4_moe": {"num_hidden_layers": 2, "head_dim": 128},
     "hunyuan_v1_dense": {"num_hidden_layers": 2, "head_dim": 128},
+    "ministral": {"num_hidden_layers": 2, "head_dim": 128},
 }
 WITHOUT_SDPA = {"gpt_oss"}
 SIZES = {"batch": 4, "block": 32}

@@ -231,7 +231,7 @@ def test_a_target_s_length_is_read_by_either_name():
         (b"{}", "has no `measured`"),
         (b'{"measured": 3}', "has no `measured`"),
         (b"\xff\xfe", "not UTF-8"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "nested too deep"),
         (b'{"measured": {}, "batch": 1, "batch": 2}', "the key 'batch' is there twice"),
     ],
 )
