@@ -54,6 +54,7 @@ def test_a_layer_recorded_anew_is_the_file(model_type):
     assert written(record_decoder(model_type)) == text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_recorded_layer_has_the_trace_s_peak(model_type):
     values = {"model_type": model_type, **small(model_type), "pad_token_id": 0}

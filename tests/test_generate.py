@@ -313,6 +313,7 @@ WIDE = {"model_type": "llama", "num_hidden_layers": 12, "num_attention_heads": 8
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -139,7 +139,7 @@ def traces(monkeypatch):
     return token_counts
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", model_types())
 def test_the_tape_is_that_of_a_full_trace(name, fields, monkeypatch):

@@ -278,7 +278,7 @@ def in_full(scenario: Scenario) -> Tape:
         return tape_of(scenario)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "task"), KINDS)
 def test_a_pass_that_is_laid_down_again_is_the_pass_that_would_have_run(
     name: str, task: str

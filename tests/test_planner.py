@@ -102,6 +102,7 @@ def test_the_ledger_comes_with_the_verdict_and_the_timeline_after_it():
     assert "<svg" in asked("drawing", **question)["plotted"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(50))
 def test_an_answer_has_the_bytes_of_the_command_that_it_shows(number):
     del number

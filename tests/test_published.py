@@ -42,6 +42,7 @@ def test_each_row_is_in_a_record_or_the_table_of_gpus():
     assert f"Of the {ROWS} published rows found, {said} are in these records" in (PAGE.read_text())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("record", FOLLOWED, ids=lambda record: record["id"])
 def test_a_real_t4_took_for_resnet_50_what_follows_from_its_step(record):
     torch = pytest.importorskip("torch")

@@ -193,7 +193,7 @@ def program(rng: Random) -> bytes:
 
 @cache
 def _programs() -> list[list[str]]:
-    texts = [(RECORDED / f"{name}.program").read_text() for name in ("ministral", "bloom", "ernie")]
+    texts = [(RECORDED / f"{name}.program").read_text() for name in ("bloom", "ernie", "nemotron")]
     sizes = f'"sizes": {json.dumps(_SIZES)}'
     return [text.replace("{", "{" + sizes + ", ", 1).splitlines() for text in texts]
 
