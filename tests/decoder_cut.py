@@ -5,14 +5,13 @@ from typing import Any
 
 from decoder_keys import before_layers, layer_in, names_of, scaled
 
+from vrambudget.program.decoder_body import LAYERS
 from vrambudget.program.form import Program, Row, with_paths
 from vrambudget.program.rows import makes, reads, renamed
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Probe
 
 _KEPT = {"weight", "buffer"}
-_LAYERS = "layers"
-"""Stands for all layers where a model is built."""
 _CALLS = {"enter", "leave"}
 
 
@@ -100,7 +99,7 @@ def cut_body(program: Program, base: Probe) -> Program:
     before, after = (
         [row for row in rows if not is_in(row[1][0], layers)] for rows in (built[:at], built[at:])
     )
-    program.built = [*before, ("module", [layers, _LAYERS]), *after]
+    program.built = [*before, ("module", [layers, LAYERS]), *after]
     return program
 
 

@@ -209,8 +209,7 @@ def folded(schedules: list[list[Row]], batches: list[int]) -> list[list[Row]]:
             _sort_frees(rows, own)
         every = [*zip(rest, batches, names, strict=True)]
         lengths = ((n, more) for n in range(1, _MOST) for more in range(min(n, _MOST_REBOUND)))
-        loops = ([_loop(*x, *length) for x in every] for length in lengths)
-        loop = next((parts for parts in loops if all(parts)), None)
+        loop = next((parts for n in lengths if (parts := _loops(every, *n))), None)
         for i, (rows, batch, own) in enumerate(every):
             if loop is None:
                 body, names[i] = _named(rows[:1], own)
@@ -227,6 +226,18 @@ def _sort_frees(rows: list[Row], names: Labels) -> None:
     """Sort the frees at the beginning by what they free: their order changes nothing."""
     count = next((n for n, (word, _) in enumerate(rows) if word != "free"), len(rows))
     rows[:count] = sorted(rows[:count], key=lambda row: (names.get(row[1], row[1]), row[1]))
+
+
+def _loops(
+    every: list[tuple[list[Row], int, Labels]], length: int, rebound: int
+) -> list[list[tuple[list[Row], Labels]]]:
+    """Return the loop that begins in each schedule; nothing where one has none."""
+    found = []
+    for schedule in every:
+        if not (parts := _loop(*schedule, length, rebound)):
+            return []
+        found.append(parts)
+    return found
 
 
 def _loop(

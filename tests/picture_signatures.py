@@ -13,6 +13,7 @@ from vrambudget.eager.mode import is_on_gpu
 from vrambudget.errors import NotModelledError
 from vrambudget.recording.sized import Size
 from vrambudget.traced.known import Known, of_tensor
+from vrambudget.traced.live import tensors_in
 from vrambudget.traced.tensor import dtype_of
 from vrambudget.training.inputs import Input
 
@@ -128,13 +129,8 @@ def _placed(value: Any, name: str, into: Signature) -> Any:
 
 def _is_nested(value: list[Any]) -> bool:
     """Whether a list has lists of numbers as its items."""
-    return bool(value) and isinstance(value[0], list | tuple) and not _has_tensors(value[0])
-
-
-def _has_tensors(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_has_tensors, value))
-    return isinstance(value, torch.Tensor)
+    nested = bool(value) and isinstance(value[0], list | tuple)
+    return nested and not tensors_in(value[0], torch.Tensor)
 
 
 class Caller(torch.nn.Module):

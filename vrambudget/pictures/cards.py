@@ -29,7 +29,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import card_text, cards_folder, picture_names, plain_name
+from vrambudget.config.cards import (
+    card_names,
+    card_text,
+    cards_folder,
+    picture_names,
+    plain_name,
+)
 from vrambudget.config.config_file import read_config
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
@@ -48,14 +54,17 @@ def picture_name(word: str) -> str | None:
         return plain
     if os.path.exists(word):  # noqa: PTH110 - of any text; a file, or a folder of one's own
         return _of_files(Path(word))
+    if plain in card_names():
+        return None  # another kind of model: no pipeline's card is read to find that out
     wanted = _bare(word)
     for name in picture_names():
         ids = card(name)["repositories"]
         own = ids if "/" in word else [name, *(n.partition("/")[2] for n in ids)]
         if wanted in map(_bare, own):
             return name
-    begins_another = any(_bare(name).startswith(wanted) for name in picture_names())
-    if _NOT_RECORDED.fullmatch(plain.removesuffix(".pt")) and not begins_another:
+    if _NOT_RECORDED.fullmatch(plain.removesuffix(".pt")) and not any(
+        _bare(name).startswith(wanted) for name in picture_names()
+    ):
         raise NotModelledError(
             f"{word} was not recorded, so it is not known by name",
             hint="`vrambudget rehearse --gpu GPU -- python generate.py` runs its code",

@@ -20,7 +20,7 @@ from vrambudget.program.decoder_parts import Pass, ProgramPart
 from vrambudget.program.form import Program
 from vrambudget.program.rows import reads
 
-_LAYERS = "layers"
+LAYERS = "layers"
 """Stands for all layers where a program says how the model is built."""
 
 
@@ -52,7 +52,7 @@ class PlayedModel(Laid, Model):
         parts: BodyParts = config.body_parts(padded=False, placed=False)
         self.played = Pass(said=config.said), config, parts
         self.runs = [parts.begin, parts.end]
-        at = next(i for i, (_, v) in enumerate(parts.built) if v[1] == _LAYERS)
+        at = next(i for i, (_, v) in enumerate(parts.built) if v[1] == LAYERS)
         self.lay(config.weights(parts.built[:at]))
         setattr(self, config.called("layers"), config.make_layers())
         self.lay(config.weights(parts.built[at:]))
