@@ -231,6 +231,9 @@ def before_layers(rows: Sequence[tuple[str, Row]], model: str) -> Values:
     """Return what embeddings go through, and of dropout the key and whether they are held."""
     until = next(at for at, (_, (word, _)) in enumerate(rows) if word == "enter")
     found: Values = {"entered": [*scaled(rows, model, before="enter")]}
+    names = [v[0] if word == "op" else None for _, (word, v) in rows[:until]]
+    if found["entered"] and "mask" in names and found["entered"][0] in names[names.index("mask") :]:
+        found["enters_after_masks"] = True
     ended = {value for _, (word, value) in rows[:until] if word == "del"}
     for path, (word, value) in rows[:until]:
         if word == "op" and value[0] == "dropout.dropout":

@@ -43,7 +43,7 @@ from vrambudget.program.keys import hold
 from vrambudget.program.values import Values, operation
 
 _OF_CLASS = {"full_every", "full_first", "makes_both_masks", "head_bias", "names", "rotary_first"}
-_OF_CLASS |= {"reads_positions", "masks_by_position", "usual_rope"}
+_OF_CLASS |= {"reads_positions", "masks_by_position", "usual_rope", "enters_after_masks"}
 
 _TABLES = {"float32": Float32RotaryEmbedding, "complex64": ComplexRotaryEmbedding}
 """What makes rotary tables of a type that is not the embeddings'."""

@@ -91,6 +91,8 @@ class Model(Module):
             given = inputs_embeds, position_ids, attention_mask, past_key_values
             masks = {kind: self.mask(*given, kind) for kind in self.config.mask_kinds}
             del given
+        if self.config.enters_after_masks:
+            inputs_embeds = self.multiplied(inputs_embeds)
         hidden_states = self.entered(inputs_embeds)
         if self.config.drops is not None and not self.config.drops.holds:
             inputs_embeds = hidden_states
@@ -116,6 +118,10 @@ class Model(Module):
     def embedded(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
         y: Tensor = self.module("embed_tokens")(input_ids)
+        return y if self.config.enters_after_masks else self.multiplied(y)
+
+    def multiplied(self, y: Tensor) -> Tensor:
+        """Return embeddings [B, T, C] as the type multiplies them."""
         for operation in self.config.embedded_by:
             y = operation(y)
         return y
@@ -171,6 +177,7 @@ class DecoderConfig(RotaryConfig):
     rotary_first: ClassVar[bool] = False
     """Whether rotary tables are made before the norm behind the last layer."""
     embedded_by: ClassVar[Sequence[Callable[[Tensor], Tensor]]] = ()
+    enters_after_masks: ClassVar[bool] = False  # so embeddings lie beside the masks' tensors
     """What embeddings go through, as they are looked up."""
     logits_by: ClassVar[Sequence[Callable[[Tensor], Tensor]]] = ()
     """What logits go through."""
